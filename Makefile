@@ -1,0 +1,50 @@
+# `make serve` and `make test` set up .venv by themselves; the set-up is redone only when the pins change.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test test-quick check format clean
+
+help:  ## List the commands.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v in {(3, 11), (3, 12)} or sys.exit(f"error: Python 3.11 or 3.12 is needed, {sys.executable} is {v[0]}.{v[1]}; name another one with: make PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+
+$(VENV)/runtime.stamp: requirements/runtime.txt requirements/constraints.txt | $(BIN)/python
+	@echo "Setting up $(VENV) (runtime); this is done once, until the pins change." >&2
+	@$(PIP) -r requirements/runtime.txt
+	@touch $@
+
+$(VENV)/dev.stamp: requirements/dev.txt $(VENV)/runtime.stamp
+	@echo "Setting up $(VENV) (tests and checks)." >&2
+	@$(PIP) -r requirements/dev.txt
+	@touch $@
+
+setup: $(VENV)/runtime.stamp  ## Set up .venv with what the server needs.
+
+serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
+	@exec $(BIN)/python -m service $(ARGS)
+
+test: $(VENV)/dev.stamp  ## Run the whole suite; flags: make test ARGS="-k wire".
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-quick: $(VENV)/dev.stamp  ## Run what takes under a minute.
+	@exec $(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## Remove .venv and the tools' caches.
+	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
