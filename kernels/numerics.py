@@ -1,0 +1,53 @@
+"""The rule a fused operator is accepted by, written once for the tests and for `python -m kernels check`."""
+
+import torch
+from torch import Tensor
+
+FLOAT32_ROUNDING = torch.finfo(torch.float32).eps
+
+
+def disagreement(fused: Tensor, eager: Tensor, exact: Tensor) -> str | None:
+    """Apply ``|fused - exact| <= 2 |eager - exact| + tiny``, once by the largest and once by the rms error.
+
+    ``tiny`` is one float32 rounding of the largest (or rms) exact value: sums are float32, and where there is little to
+    sum the two sides differ by the order of summation alone.
+
+    Args:
+        fused: result under test, any shape, any floating dtype.
+        eager: the same computed by PyTorch's own operators; shape and dtype of `fused`.
+        exact: the same computed in float64 from the same (rounded) inputs; finite.
+
+    Returns:
+        None where the rule holds, else one sentence with both errors. NaN in `fused` never passes.
+
+    Raises:
+        ValueError: `exact` or `eager` is not finite, or `exact` has another shape than `eager`.
+        TypeError: `exact` is not float64.
+
+    Source: the bound of quack's tests, https://github.com/Dao-AILab/quack, against float64 and with an rms error beside
+    the largest: the largest shows one wrong element, the rms a small error in all of them.
+    """
+    if exact.dtype != torch.float64:
+        raise TypeError(f"disagreement: exact must be float64, got {exact.dtype}")
+    if exact.shape != eager.shape:
+        raise ValueError(f"disagreement: exact has shape {tuple(exact.shape)}, eager {tuple(eager.shape)}")
+    if not (bool(exact.isfinite().all()) and bool(eager.isfinite().all())):
+        raise ValueError("disagreement: exact and eager must be finite; compare NaN and infinity by position instead")
+    if fused.shape != eager.shape or fused.dtype != eager.dtype:
+        return f"fused is {fused.dtype} {tuple(fused.shape)}, eager is {eager.dtype} {tuple(eager.shape)}"
+    if exact.numel() == 0:
+        return None
+    fused_error, eager_error = fused.double() - exact, eager.double() - exact
+    for name, measure in (("largest", _largest), ("rms", _rms)):
+        got, allowed = measure(fused_error), 2 * measure(eager_error) + FLOAT32_ROUNDING * measure(exact)
+        if not got <= allowed:  # so written, NaN fails
+            return f"{name} error {got:.3e} exceeds {allowed:.3e}; eager's is {measure(eager_error):.3e}"
+    return None
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
