@@ -1,0 +1,32 @@
+"""`python -m service`: read the settings, check the model, serve."""
+
+import sys
+
+from models.config import ModelConfig
+from models.directory import resolve
+from models.errors import MLPError
+from models.weights import check
+from service import settings
+
+
+def main(arguments: list[str]) -> int:
+    """Run the server; return its exit status: 0 stopped, 1 failed while running, 2 could not start as asked."""
+    try:
+        chosen = settings.load(arguments)
+        model = resolve(chosen.model)
+        config = ModelConfig.load(model)
+        check(model, config)
+        from service.server import Server
+        from service.surroundings import private_directory, require_free, use_cache
+
+        require_free(chosen.host, chosen.port)
+        use_cache(chosen.cache_dir)
+        with private_directory() as directory:
+            return Server(chosen, model, config, directory).run()
+    except MLPError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

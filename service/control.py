@@ -1,0 +1,82 @@
+"""The routes beside inference, on LitServe's FastAPI app: health, metadata, and the default backend."""
+
+from typing import Annotated
+
+from fastapi import FastAPI, Path
+
+from models.config import ModelConfig
+from service import openinference
+from service.dispatch import Dispatcher
+from service.errors import DrainingError, NotFoundError, NotReadyError
+from service.schemas import BackendBody, BackendReply
+
+NAME = "fused-mlp-server"
+VERSION = "0.1.0"
+EXTENSIONS: tuple[str, ...] = ()
+
+ModelName = Annotated[str, Path(description="the served model's name")]
+
+
+def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> None:
+    """Register the routes; their errors rise to the front, which gives them their form."""
+
+    def require_model(name: str) -> None:
+        if name != config.name:
+            raise NotFoundError(f"no model {name!r} here; this server has {config.name!r}")
+
+    def require_ready() -> None:
+        if dispatcher.state.is_draining:
+            raise DrainingError("the server is stopping")
+        if not dispatcher.is_ready:
+            raise NotReadyError("not every worker is warm yet")
+
+    def backend_reply() -> BackendReply:
+        return BackendReply(
+            default=dispatcher.default_backend(), is_auto=dispatcher.is_auto, backends=dispatcher.states
+        )
+
+    @app.get("/v2", tags=["Open Inference Protocol"])
+    @app.get("/v2/", include_in_schema=False)
+    async def server_metadata() -> openinference.ServerMetadata:
+        """Name the server and the protocol extensions it has."""
+        return openinference.ServerMetadata(name=NAME, version=VERSION, extensions=list(EXTENSIONS))
+
+    @app.get("/v2/health/live", tags=["Open Inference Protocol"])
+    async def live() -> openinference.Live:
+        """Answer 200 as long as the process answers at all."""
+        return openinference.Live(live=True)
+
+    @app.get("/v2/health/ready", tags=["Open Inference Protocol"])
+    async def ready() -> openinference.Ready:
+        """Answer 200 when every worker has every backend warm, else 503."""
+        require_ready()
+        return openinference.Ready(ready=True)
+
+    @app.get("/v2/models/{name}", tags=["Open Inference Protocol"])
+    async def model_metadata(name: ModelName) -> openinference.ModelMetadata:
+        """Describe the model's tensors."""
+        require_model(name)
+        return openinference.model_metadata(config.name, config.width_in, config.width_out)
+
+    @app.get("/v2/models/{name}/ready", tags=["Open Inference Protocol"])
+    async def model_ready(name: ModelName) -> openinference.ModelReady:
+        """Answer 200 when the model can be called, else 503."""
+        require_model(name)
+        require_ready()
+        return openinference.ModelReady(name=name, ready=True)
+
+    @app.post("/v2/models/{name}/infer", tags=["Open Inference Protocol"])
+    async def infer_elsewhere(name: ModelName) -> openinference.InferReply:
+        """Run the model on one tensor."""
+        raise NotFoundError(f"no model {name!r} here; this server has {config.name!r}")
+
+    @app.get("/backend", tags=["backends"])
+    async def get_backend() -> BackendReply:
+        """Tell the default backend, and each one's implementation and state."""
+        return backend_reply()
+
+    @app.put("/backend", tags=["backends"])
+    async def put_backend(body: BackendBody) -> BackendReply:
+        """Switch the backend of requests that name none, in every HTTP process at once."""
+        dispatcher.set_default_backend(body.default)
+        return backend_reply()

@@ -1,0 +1,297 @@
+"""From an admitted request to its result: admission, the least-loaded worker, a future per request.
+
+Runs on the event loop of one API process and owns that process's connections to the workers.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import orjson
+
+from models.errors import BackendUnavailableError, UnknownBackendError
+from service.errors import (
+    DeadlineExceededError,
+    DrainingError,
+    NotReadyError,
+    OverloadedError,
+    RemoteError,
+    WorkerLostError,
+)
+from service.schemas import BackendState, InferenceRequest, Rows
+from service.shared_state import AUTO, SharedState
+from service.wire import Decoder, Frame, Kind, header
+
+PREFERENCE = ("fused", "compiled", "eager")
+RECONNECT_INTERVAL_S = 0.05
+log = logging.getLogger(__name__)
+
+
+class Result(NamedTuple):
+    """What came back for one request; times in nanoseconds."""
+
+    rows: Rows  # (n, width_out)
+    backend: str
+    implementation: str
+    queue_ns: int
+    compute_ns: int
+    batch_rows: int
+
+
+@dataclass(slots=True)
+class _Pending:
+    future: "asyncio.Future[Frame]"
+    rows: int
+
+
+class WorkerLink(asyncio.Protocol):
+    """One connection to one worker; counts as up from the worker's first frame to the connection's end."""
+
+    def __init__(self, name: str, on_change: Callable[[], None]) -> None:
+        self.name = name
+        self._on_change = on_change
+        self.backends: dict[str, BackendState] = {}
+        self.is_up = False
+        self.rows = 0  # accepted and not yet answered
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending: dict[int, _Pending] = {}
+        self._ids = itertools.count(1)
+        self._decoder = Decoder()
+        self._outgoing: list[bytes | memoryview] = []
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  what create_unix_connection gives
+        self._transport = transport
+
+    def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> tuple[int, "asyncio.Future[Frame]"]:
+        """Queue rows for the worker; requests of one loop turn leave in one write."""
+        loop = asyncio.get_running_loop()
+        request_id = next(self._ids)
+        future: asyncio.Future[Frame] = loop.create_future()
+        self._pending[request_id] = _Pending(future, len(rows))
+        self.rows += len(rows)
+        payload = rows.data.cast("B")
+        if not self._outgoing:
+            loop.call_soon(self._flush)
+        frame = Frame(Kind.INFER, request_id, payload, backend, len(rows), accepted_ns, deadline_ns)
+        self._outgoing += (header(frame), payload)
+        return request_id, future
+
+    def forget(self, request_id: int) -> None:
+        """Stop waiting for a request; a late result is dropped on arrival."""
+        pending = self._pending.pop(request_id, None)
+        if pending:
+            self.rows -= pending.rows
+
+    def _flush(self) -> None:
+        outgoing, self._outgoing = self._outgoing, []
+        if self._transport and not self._transport.is_closing():
+            self._transport.writelines(outgoing)
+
+    def data_received(self, data: bytes) -> None:
+        """Resolve the futures of the results that are now whole."""
+        for frame in self._decoder.feed(data):
+            if frame.kind == Kind.HELLO:
+                hello = orjson.loads(frame.payload)
+                self.backends = {name: BackendState(**state) for name, state in hello["backends"].items()}
+                self.is_up = True
+                self._on_change()
+                continue
+            pending = self._pending.pop(frame.request_id, None)
+            if pending:
+                self.rows -= pending.rows
+                if not pending.future.done():
+                    pending.future.set_result(frame)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what was in flight: it cannot be known whether it was computed."""
+        self.is_up = False
+        self._on_change()
+        pending, self._pending = self._pending, {}
+        self.rows = 0
+        for waiting in pending.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(
+                    WorkerLostError("the worker that held this request ended before it answered; send it again")
+                )
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if pending:
+            log.error("%s: connection lost with %d requests in flight: %s", self.name, len(pending), exc or "closed")
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._transport:
+            self._transport.close()
+
+
+class Dispatcher:
+    """Admits requests and sends each to the worker with the fewest rows in flight."""
+
+    def __init__(
+        self,
+        sockets: Iterable[Path],
+        backends: tuple[str, ...],
+        state: SharedState,
+        max_queue_rows: int,
+        timeout_s: float,
+    ) -> None:
+        """Args are the workers' sockets, the server's backends in wire order, and this process's bounds."""
+        self.backends = backends
+        self.state = state
+        self._sockets = list(sockets)
+        self._links: list[WorkerLink | None] = [None] * len(self._sockets)
+        self._max_queue_rows = max_queue_rows
+        self._timeout_s = timeout_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self._states = self._merged_states()
+
+    def start(self) -> None:
+        """Connect to every worker, now and whenever it comes back."""
+        self._tasks = [asyncio.create_task(self._stay_connected(index)) for index in range(len(self._sockets))]
+
+    async def close(self) -> None:
+        """Close the connections, which tells the workers that no request will follow."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links:
+            if link:
+                link.close()
+
+    async def _stay_connected(self, index: int) -> None:
+        path = self._sockets[index]
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(OSError):
+                _, link = await loop.create_unix_connection(lambda: WorkerLink(path.stem, self._refresh), str(path))
+                self._links[index] = link
+                await link.lost
+                self._links[index] = None
+            await asyncio.sleep(RECONNECT_INTERVAL_S)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker is warm and the server is not stopping."""
+        return all(link and link.is_up for link in self._links) and not self.state.is_draining
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows accepted by this process and not yet answered."""
+        return sum(link.rows for link in self._links if link)
+
+    @property
+    def states(self) -> dict[str, BackendState]:
+        """Each backend's state; unavailable on one worker is unavailable."""
+        return self._states
+
+    def _refresh(self) -> None:
+        self._states = self._merged_states()
+
+    def _merged_states(self) -> dict[str, BackendState]:
+        starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.backends}
+        links = [link for link in self._links if link and link.is_up]
+        merged = dict(links[0].backends) if links else starting
+        for link in links[1:]:
+            merged.update({name: state for name, state in link.backends.items() if state.state == "unavailable"})
+        return merged
+
+    def default_backend(self) -> str:
+        """Return the backend of requests that name none.
+
+        Raises:
+            NotReadyError: it follows what is available, and no worker is warm.
+        """
+        if not self.is_auto:
+            return self.backends[self.state.default_backend]
+        states = self.states
+        for name in PREFERENCE:
+            if name in states and states[name].state == "ready":
+                return name
+        raise NotReadyError("no worker is warm yet; try again when /v2/health/ready answers 200")
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the default follows what is available."""
+        return self.state.default_backend == AUTO
+
+    def set_default_backend(self, name: str) -> None:
+        """Switch the default, in every API process at once; `auto` follows what is available.
+
+        Raises:
+            UnknownBackendError, BackendUnavailableError: it would not serve.
+        """
+        if name == "auto":
+            self.state.default_backend = AUTO
+            return
+        self._require_available(name)
+        self.state.default_backend = self.backends.index(name)
+
+    def _require_available(self, name: str) -> BackendState:
+        if name not in self.backends:
+            raise UnknownBackendError(name, self.backends)
+        states = self.states
+        if states[name].state == "starting":
+            raise NotReadyError("no worker is warm yet; try again when /v2/health/ready answers 200")
+        if states[name].state != "ready":
+            ready = tuple(other for other in self.backends if states[other].state == "ready")
+            raise BackendUnavailableError(name, states[name].reason or "no reason given", ready)
+        return states[name]
+
+    async def infer(self, request: InferenceRequest) -> Result:
+        """Run a request's rows.
+
+        Raises:
+            DrainingError, NotReadyError, OverloadedError: not admitted.
+            UnknownBackendError, BackendUnavailableError: the backend it names does not serve.
+            DeadlineExceededError, WorkerLostError, RemoteError: admitted, and failed on the way.
+        """
+        if self.state.is_draining:
+            raise DrainingError("the server is stopping and takes no new requests; send it to another one")
+        backend = request.backend or self.default_backend()
+        backend_state = self._require_available(backend)
+        rows = len(request.rows)
+        if self.rows_in_flight + rows > self._max_queue_rows:
+            raise OverloadedError(
+                f"the queue is full: {self.rows_in_flight} rows in flight of at most {self._max_queue_rows}; "
+                "try again later"
+            )
+        link = min((link for link in self._links if link and link.is_up), key=lambda link: link.rows)
+        timeout_s = min(self._timeout_s, request.timeout_s or self._timeout_s)
+        accepted_ns = time.monotonic_ns()
+        deadline_ns = accepted_ns + int(timeout_s * 1e9)
+        request_id, future = link.send(request.rows, self.backends.index(backend), accepted_ns, deadline_ns)
+        alarm = asyncio.get_running_loop().call_later(timeout_s, _expire, future, timeout_s)
+        try:
+            frame = await future
+        finally:
+            alarm.cancel()
+            link.forget(request_id)
+        if frame.kind == Kind.ERROR:
+            code, _, message = str(frame.payload, "utf-8").partition("\n")
+            raise RemoteError(code, message)
+        outputs = np.frombuffer(frame.payload, dtype=np.float32).reshape(rows, -1)
+        return Result(
+            outputs,
+            self.backends[frame.backend],
+            backend_state.implementation or "",
+            frame.start_ns,
+            frame.end_ns,
+            frame.batch_rows,
+        )
+
+
+def _expire(future: "asyncio.Future[Frame]", timeout_s: float) -> None:
+    if not future.done():
+        future.set_exception(
+            DeadlineExceededError(f"no result within {timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout")
+        )

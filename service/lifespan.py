@@ -1,0 +1,50 @@
+"""What an API process does beside answering requests: it keeps its connections, and it ends in order."""
+
+import asyncio
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI
+
+from service.dispatch import Dispatcher
+
+NOTICE_S = 0.2  # between refusing new requests and closing idle connections, so that clients see the refusal
+
+
+def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
+    """Start and end what an API process does beside answering requests."""
+
+    @contextlib.asynccontextmanager
+    async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
+        loop = asyncio.get_running_loop()
+        finish = signal.getsignal(signal.SIGTERM)  # uvicorn's: stop listening, answer what is in flight, end
+        assert callable(finish)  # noqa: S101
+
+        def drain() -> None:
+            dispatcher.state.start_draining()
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, lambda: None)  # a second one changes nothing
+            loop.call_later(NOTICE_S, finish, signal.SIGTERM, None)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, drain)
+        parent = multiprocessing.parent_process()
+        if parent:
+            sentinel = parent.sentinel
+
+            def lose_parent() -> None:
+                loop.remove_reader(sentinel)
+                drain()
+
+            loop.add_reader(sentinel, lose_parent)
+        dispatcher.start()
+        try:
+            async with original(app) as state:
+                yield state
+        finally:
+            await dispatcher.close()
+
+    return wrapped

@@ -1,0 +1,122 @@
+"""The way out of a request: common headers, JSON bodies, and the one form that errors have."""
+
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+import orjson
+
+from service.errors import (
+    RETRY_AFTER_S,
+    STATUS,
+    BadRequestError,
+    InternalError,
+    MethodNotAllowedError,
+    NotFoundError,
+    NotReadyError,
+    ServiceError,
+    TooLargeError,
+    UnauthorizedError,
+    UnsupportedMediaTypeError,
+    code_of,
+    message_of,
+)
+from service.shared_state import SharedState
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
+
+JSON_HEADER = (b"content-type", b"application/json")
+HOST_ERRORS: dict[int, type[ServiceError]] = {
+    400: BadRequestError,
+    401: UnauthorizedError,
+    413: TooLargeError,
+    415: UnsupportedMediaTypeError,
+    422: BadRequestError,
+    503: NotReadyError,
+}
+
+
+class Response:
+    """Sends one reply: its own as JSON, or one of the host framework's, whose errors it gives our form."""
+
+    def __init__(self, send: Send, request_id: bytes, state: SharedState) -> None:
+        """`state` tells whether the server is draining; then every reply closes its connection."""
+        self._send = send
+        self._state = state
+        self._common: list[Header] = [(b"x-request-id", request_id)]
+        self._held: Message | None = None  # the start of an error reply of the host
+        self._held_body = bytearray()
+        self.is_started = False
+
+    async def json(self, document: Any, headers: Iterable[Header] = (), status: int = 200) -> None:
+        """Send a JSON reply whole; arrays are written as nested numbers."""
+        body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
+        start = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *self._headers(), *headers]
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": status, "headers": start})
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def error(self, error: Exception) -> None:
+        """Send `{"error": sentence, "code": slug}` with the status that the table gives the code."""
+        code = code_of(error)
+        headers: list[Header] = []
+        if code in RETRY_AFTER_S:
+            headers.append((b"retry-after", b"%d" % RETRY_AFTER_S[code]))
+        if isinstance(error, MethodNotAllowedError):
+            headers.append((b"allow", error.allowed.encode("latin-1")))
+        if code == "unauthorized":
+            headers.append((b"www-authenticate", b"Bearer"))
+        if code == "too_large":
+            headers.append((b"connection", b"close"))  # what is left of the body is not read
+        await self.json({"error": message_of(error), "code": code}, headers, STATUS[code])
+
+    async def forward(self, message: Message) -> None:
+        """Pass on a reply of the host, but hold back an error."""
+        if message["type"] == "http.response.start":
+            if message["status"] >= 400:
+                self._held = message
+                return
+            message["headers"] = [*message.get("headers", []), *self._headers()]
+            self.is_started = True
+        elif self._held is not None:
+            self._held_body += message.get("body", b"")
+            return
+        await self._send(message)
+
+    def raise_for_held(self, scope: Scope) -> None:
+        """Raise the error reply that was held back, if one was, as the error of ours that it stands for.
+
+        Raises:
+            ServiceError: as its status says.
+        """
+        if self._held is None:
+            return
+        status: int = self._held["status"]
+        if status == 404:
+            raise NotFoundError(f"no such route: {scope['path']}; GET /docs lists them all")
+        if status == 405:
+            allowed = dict(self._held["headers"]).get(b"allow", b"").decode("latin-1")
+            raise MethodNotAllowedError(f"{scope['path']}: expected {allowed}, got {scope['method']}", allowed)
+        detail = host_detail(bytes(self._held_body))
+        if status in HOST_ERRORS:
+            raise HOST_ERRORS[status](detail)
+        raise InternalError(f"{scope['path']}: the host framework answered {status}: {detail}")
+
+    def _headers(self) -> list[Header]:
+        return [*self._common, (b"connection", b"close")] if self._state.is_draining else self._common
+
+
+def host_detail(body: bytes) -> str:
+    """Find the sentence in an error body of FastAPI's or LitServe's."""
+    try:
+        detail = orjson.loads(body)["detail"]
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return body.decode(errors="replace")[:500]
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        where = ".".join(str(part) for part in detail[0].get("loc", ()) if part != "body")
+        return f"{where}: {detail[0].get('msg')}" if where else str(detail[0].get("msg"))
+    return str(detail)

@@ -1,0 +1,256 @@
+"""The JSON bodies of the service's own routes, and the way between JSON numbers and rows.
+
+The pydantic models check every body's envelope and are what `/docs` shows; the numbers themselves go straight into an
+array, since a model per number would cost more than the model they are for.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError
+
+Rows = NDArray[np.float32]
+Model = TypeVar("Model", bound=BaseModel)
+
+MAX_ID_CHARACTERS = 256
+NESTED_NUMBERS = {
+    "type": "array",
+    "description": "numbers, nested (..., width); a single row may be a flat list; leading dimensions are kept",
+    "items": {"anyOf": [{"type": "number"}, {"type": "array"}]},
+    "examples": [[[0.0, 1.0, 2.0]]],
+}
+
+
+@dataclass(slots=True)
+class InferenceRequest:
+    """What every inference route makes of its body.
+
+    Attributes:
+        rows: (n, width) float32, C-contiguous.
+        shape: the leading dimensions that the reply keeps; their product is n.
+        backend: the one asked for; None takes the server's default.
+        timeout_s: the one asked for; None takes the server's.
+        id: the caller's own name for the request, echoed.
+    """
+
+    rows: Rows
+    shape: tuple[int, ...]
+    backend: str | None = None
+    timeout_s: float | None = None
+    id: str | None = None
+
+
+class Body(BaseModel):
+    """A JSON object that takes the fields it names and no other."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class PredictBody(Body):
+    """Body of `POST /predict`."""
+
+    inputs: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)]
+    backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
+    id: str | None = Field(None, max_length=MAX_ID_CHARACTERS, description="echoed in the reply")
+    timeout_ms: float | None = Field(None, gt=0, le=3_600_000, description="give up after this many milliseconds")
+
+
+class Timing(Body):
+    """Where a request's time went."""
+
+    queue_ms: float = Field(description="from acceptance to the start of its batch")
+    compute_ms: float = Field(description="its batch in the engine")
+    total_ms: float = Field(description="from the first byte read to the reply's encoding")
+    batch_rows: int = Field(description="rows of the batch it was computed in")
+
+
+class PredictReply(Body):
+    """Reply of `POST /predict`."""
+
+    outputs: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)]
+    labels: Annotated[Any, Field(description="the label of each row's largest output, where the model has labels")] = (
+        None
+    )
+    backend: str
+    implementation: str = Field(description="what ran the rows: torch, inductor, onednn, triton")
+    id: str | None = None
+    timing: Timing
+
+
+class BackendBody(Body):
+    """Body of `PUT /backend`."""
+
+    default: str = Field(description="eager, compiled, fused or auto")
+
+
+class BackendState(Body):
+    """One backend, as `GET /backend` tells it."""
+
+    implementation: str | None = Field(description="what runs it: torch, inductor, onednn, triton")
+    state: str = Field(description="starting, ready or unavailable")
+    reason: str | None = Field(description="why it is unavailable")
+
+
+class BackendReply(Body):
+    """Reply of `GET /backend` and `PUT /backend`."""
+
+    default: str = Field(description="the backend of requests that name none")
+    is_auto: bool = Field(description="whether the default follows what is available")
+    backends: dict[str, BackendState]
+
+
+class ErrorReply(Body):
+    """Reply of every request that fails."""
+
+    error: str = Field(description="what was expected, what came, what to do")
+    code: str = Field(description="stable slug; see the error table")
+
+
+def parse_json(body: bytes | bytearray) -> Any:
+    """Parse a JSON body.
+
+    Raises:
+        BadRequestError: it is not JSON, or holds a number that JSON or a double cannot.
+    """
+    if not body:
+        raise BadRequestError("expected a JSON body, got an empty one")
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise BadRequestError(f"the body is not valid JSON: {error}") from None
+
+
+def validate(model: type[Model], document: Any) -> Model:
+    """Check a parsed body against its model.
+
+    Raises:
+        BadRequestError: a field is missing, unknown or of another type; the sentence names the first.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise BadRequestError(sentence(error, model)) from None
+
+
+def sentence(error: ValidationError, model: type[BaseModel]) -> str:
+    """Tell the first of pydantic's complaints in one sentence."""
+    first = error.errors(include_url=False)[0]
+    where = ".".join(map(str, first["loc"]))
+    match first["type"]:
+        case "missing":
+            return f"{where}: this field is required"
+        case "extra_forbidden":
+            return f"{where}: no such field; expected one of {', '.join(model.model_fields)}"
+        case "model_type" | "model_attributes_type" | "dataclass_type":
+            return f"expected a JSON object with {', '.join(model.model_fields)}, got {json_type(first['input'])}"
+    reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    return f"{where}: {reason}, got {shortened(first['input'])}"
+
+
+def json_type(value: Any) -> str:
+    """Name a parsed value's type as JSON does."""
+    names = {bool: "a boolean", str: "a string", list: "a list", dict: "an object", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def shortened(value: Any, limit: int = 60) -> str:
+    """Show a value in an error sentence, never more than a line of it."""
+    text = orjson.dumps(value, default=str).decode() if not isinstance(value, str) else repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs") -> tuple[Rows, tuple[int, ...]]:
+    """Turn nested lists of numbers into rows.
+
+    Args:
+        inputs: (..., width), any nesting depth from 1.
+        width: the model's input width.
+        max_rows: most rows taken.
+        field: the name that errors give it.
+
+    Returns:
+        (n, width) float32 and the leading dimensions, whose product is n.
+
+    Raises:
+        BadRequestError: no list, empty, ragged, of another width, or with an entry that is no number or beyond float32.
+        TooLargeError: more than `max_rows` rows.
+    """
+    shape: list[int] = []
+    level: list[Any] = [inputs]
+    while isinstance(level[0], list):
+        if set(map(type, level)) != {list}:
+            raise BadRequestError(
+                f"{field}: expected lists nested to the same depth, got {_mixture(level)} side by side"
+            )
+        lengths = set(map(len, level))
+        if len(lengths) > 1:
+            raise BadRequestError(
+                f"{field}: expected lists of one length, got lengths {sorted(lengths)[:8]} side by side"
+            )
+        shape.append(lengths.pop())
+        if shape[-1] == 0:
+            raise BadRequestError(f"{field}: expected at least one row of {width} numbers, got an empty list")
+        level = list(itertools.chain.from_iterable(level))
+    if not shape:
+        raise BadRequestError(f"{field}: expected a list of rows of {width} numbers, got {json_type(inputs)}")
+    if not set(map(type, level)) <= {int, float}:
+        where, what = next((i, v) for i, v in enumerate(level) if type(v) not in (int, float))
+        indices = "][".join(map(str, np.unravel_index(where, shape)))
+        raise BadRequestError(f"{field}[{indices}]: expected a number, got {json_type(what)}: {shortened(what)}")
+    if shape[-1] != width:
+        raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
+    count = len(level) // width
+    if count > max_rows:
+        raise TooLargeError(f"{field}: expected at most {max_rows} rows in one request, got {count}")
+    return _float32(np.array(level, dtype=np.float64), field).reshape(count, width), tuple(shape[:-1])
+
+
+def _mixture(level: list[Any]) -> str:
+    return " and ".join(sorted({json_type(value) for value in level}))
+
+
+def _float32(values: NDArray[np.float64], field: str) -> Rows:
+    with np.errstate(over="ignore"):
+        narrow = values.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        worst = values[~np.isfinite(narrow)][0]
+        raise BadRequestError(f"{field}: expected numbers within float32's range, up to 3.4e38, got {worst:g}")
+    return narrow
+
+
+def parse_predict(body: bytes | bytearray, width: int, max_rows: int) -> InferenceRequest:
+    """Read the body of `POST /predict`.
+
+    Raises:
+        BadRequestError: the body is not one that the route takes.
+        TooLargeError: more than `max_rows` rows.
+    """
+    parsed = validate(PredictBody, parse_json(body))
+    rows, shape = rows_from_lists(parsed.inputs, width, max_rows)
+    timeout_s = None if parsed.timeout_ms is None else parsed.timeout_ms / 1e3
+    return InferenceRequest(rows, shape, parsed.backend, timeout_s, parsed.id)
+
+
+def require_finite(outputs: Rows) -> None:
+    """Refuse to write as JSON what JSON cannot hold.
+
+    Raises:
+        NonFiniteOutputError: NaN or infinity among the outputs.
+    """
+    if not np.isfinite(outputs).all():
+        bad = np.flatnonzero(~np.isfinite(outputs).all(axis=-1))
+        raise NonFiniteOutputError(
+            f"the result holds NaN or infinity in {len(bad)} of {len(outputs)} rows, the first being row {bad[0]}, "
+            "and JSON cannot carry them; look for inputs near the limits of the model's dtype"
+        )
+
+
+def labels_of(outputs: Rows, labels: tuple[str, ...], shape: tuple[int, ...]) -> Any:
+    """Return each row's label, that of its largest output, nested as the request was; a flat row gives one."""
+    return np.array(labels, dtype=object)[outputs.argmax(axis=-1)].reshape(shape).tolist()

@@ -1,0 +1,142 @@
+"""Puts the server together from its parts and runs it."""
+
+import signal
+from pathlib import Path
+
+import litserve as ls
+from fastapi import FastAPI
+
+from models.config import ModelConfig
+from service.control import NAME, VERSION, add_routes
+from service.dispatch import Dispatcher
+from service.http import Front, FrontOptions
+from service.lifespan import lifespan
+from service.openapi import describe
+from service.settings import Settings
+from service.shared_state import SharedState
+from service.surroundings import resolve_device, resolve_dtype
+from service.watch import Hello, Watch, end_children
+from service.worker import EngineAPI, WorkerPlan
+
+DRAIN_S = 7.0
+WORKER_RESTART_POLL_S = 0.25
+
+
+class Server:
+    """LitServe with this project's worker loop, front and routes, and one directory for its sockets."""
+
+    def __init__(self, settings: Settings, model: Path, config: ModelConfig, directory: Path) -> None:
+        """`directory` is private to this run."""
+        self.settings = settings
+        self.config = config
+        self.device = resolve_device(settings.device)
+        self.dtype = resolve_dtype(settings.dtype, self.device)
+        self.state = SharedState()
+        if settings.default_backend != "auto":
+            self.state.default_backend = settings.backends.index(settings.default_backend)
+        plan = WorkerPlan(
+            model=model,
+            dtype=self.dtype,
+            threads=settings.worker_threads,
+            backends=settings.backends,
+            default_backend=settings.default_backend,
+            max_batch_rows=settings.max_batch_rows,
+            socket_directory=directory,
+        )
+        api = EngineAPI(plan)
+        self.host = ls.LitServer(
+            api,
+            accelerator=self.device,
+            workers_per_device=settings.workers,
+            timeout=False,
+            restart_workers=True,
+        )
+        self.host.uvicorn_graceful_timeout = DRAIN_S
+        self.host.monitor_internal = WORKER_RESTART_POLL_S
+        self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]
+        dispatcher = Dispatcher(
+            self.sockets,
+            settings.backends,
+            self.state,
+            settings.max_queue_rows // settings.api_servers,
+            settings.timeout_s,
+        )
+        api.is_ready = lambda: dispatcher.is_ready
+        app: FastAPI = self.host.app
+        add_routes(app, dispatcher, config)
+        describe(app, NAME, VERSION)
+        app.router.lifespan_context = lifespan(app.router.lifespan_context, dispatcher)
+        options = FrontOptions(
+            model=config.name,
+            width_in=config.width_in,
+            labels=config.labels,
+            max_request_rows=settings.request_rows,
+            max_body_bytes=settings.max_body_bytes,
+            api_key=settings.api_key.get_secret_value() if settings.api_key else None,
+        )
+        app.add_middleware(Front, dispatcher=dispatcher, options=options)  # added last: outside of all the others
+
+    def address(self) -> tuple[str, int]:
+        """Return an address of this host that reaches the server."""
+        local = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+        return local.get(self.settings.host, self.settings.host), self.settings.port
+
+    def run(self) -> int:
+        """Serve until a signal comes or a part fails for good; return the exit status."""
+        watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce)
+        signal.signal(signal.SIGTERM, watch.stop)
+        signal.signal(signal.SIGINT, watch.stop)
+        watch.start()
+        settings = self.settings
+        try:
+            self.host.run(
+                host=settings.host,
+                port=settings.port,
+                num_api_servers=settings.api_servers,
+                log_level="warning",
+                generate_client_file=False,
+                access_log=False,
+                server_header=False,
+                loop="uvloop",
+                http="httptools",
+            )
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            if not watch.is_stopping:
+                watch.fail(f"the server ended: {type(error).__name__}: {error}")
+        finally:
+            watch.is_stopping = True
+            end_children()
+        return watch.exit_status
+
+    def _announce(self, hellos: list[Hello]) -> None:
+        print(screen(self, hellos), flush=True)
+
+
+def screen(server: Server, hellos: list[Hello]) -> str:
+    """Tell in one screen what is served, how, and how to try it."""
+    settings, config, hello = server.settings, server.config, hellos[0]
+    host, port = server.address()
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    lines = [
+        f"model     {config.name}: {config.width_in} -> {config.width_out}, {config.depth} blocks of "
+        f"{config.dim}/{config.hidden}, {hello['parameters']:,} parameters",
+        f"device    {server.device}, {server.dtype}, {len(hellos)} worker(s) of {hello['threads']} thread(s), "
+        f"{settings.api_servers} HTTP process(es)",
+    ]
+    for name, state in hello["backends"].items():
+        what = state["implementation"] if state["state"] == "ready" else f"unavailable: {state['reason']}"
+        lines.append(f"backend   {name:9}{what}")
+    default = settings.default_backend
+    lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")
+    key = "-H 'X-API-Key: ...' " if settings.api_key else ""
+    zeros = "[0" + ",0" * (config.width_in - 1) + "]" if config.width_in <= 64 else None
+    body = f"""'{{"inputs": {zeros}}}'""" if zeros else "@rows.json"
+    lines += [
+        f"ready     {url}  (docs at {url}/docs)",
+        "",
+        f"try       curl {url}/predict -H 'content-type: application/json' {key}-d {body}",
+        "",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,189 @@
+"""Every setting of the server: command-line flag, else environment variable `MLP_<NAME>`, else default."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings.exceptions import SettingsError
+
+from models.errors import MLPError
+
+BACKENDS = ("eager", "compiled", "fused")
+ENV_PREFIX = "MLP_"
+
+
+class SettingsValueError(MLPError):
+    """A setting has a value that it does not take; the message is one line that names it."""
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use: its affinity, capped by the control group's CPU quota.
+
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files.
+    """
+    cores = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return cores
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+
+
+class Settings(BaseSettings):
+    """The server's settings, checked as a whole before anything starts."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        extra="forbid",
+        frozen=True,
+        cli_kebab_case=True,
+        cli_prog_name="python -m service",
+        cli_hide_none_type=True,
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
+        cli_avoid_json=True,
+    )
+
+    model: str = Field("digits", description="model directory, or a name under models/zoo")
+    host: Literal["127.0.0.1", "0.0.0.0", "::"] = Field(  # noqa: S104
+        "127.0.0.1", description="address to bind; 0.0.0.0 and :: take calls from other hosts"
+    )
+    port: int = Field(8000, ge=1024, le=65535, description="port to bind")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees one, else cpu")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="what weights and activations are held in; auto: bfloat16 on cuda, float32 on cpu"
+    )
+    backends: Annotated[tuple[str, ...], NoDecode] = Field(
+        BACKENDS, description="comma-separated backends to make ready, of eager, compiled, fused"
+    )
+    default_backend: str = Field(
+        "auto", description="backend of requests that name none; auto: fused where available, else compiled, else eager"
+    )
+    max_batch_rows: int = Field(1024, ge=1, le=1 << 20, description="most rows computed at once")
+    max_request_rows: int | None = Field(
+        None, ge=1, validate_default=True, description="most rows in one request; unset: max-batch-rows"
+    )
+    max_body_bytes: int = Field(32 << 20, ge=1024, le=1 << 31, description="most bytes in one request body")
+    max_queue_rows: int = Field(
+        16_384, ge=1, description="most rows accepted and not yet answered; beyond it requests get 429"
+    )
+    timeout_s: float = Field(30.0, gt=0, le=3600, description="longest a request may take where it asks for no less")
+    workers: int = Field(1, ge=1, le=256, description="worker processes; on cuda, per device")
+    threads: int | None = Field(
+        None, ge=1, validate_default=True, description="CPU threads of each worker; unset: cores divided by workers"
+    )
+    api_servers: int = Field(1, ge=1, le=64, description="HTTP processes")
+    api_key: SecretStr | None = Field(
+        None,
+        description="key that every route but liveness and readiness asks for; better set as MLP_API_KEY, since "
+        "other users of a host can read a command line",
+    )
+    cache_dir: Path = Field(
+        Path("~/.cache/fused-mlp-server"), description="directory that keeps compiled code from one start to the next"
+    )
+
+    @field_validator("backends", mode="before")
+    @classmethod
+    def _split_backends(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+    @field_validator("backends")
+    @classmethod
+    def _known_backends(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or len(set(value)) < len(value) or not set(value) <= set(BACKENDS):
+            raise ValueError(f"expected a comma-separated choice of {', '.join(BACKENDS)}, each at most once")
+        return value
+
+    @field_validator("cache_dir")
+    @classmethod
+    def _expanded(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.default_backend not in ("auto", *self.backends):
+            raise ValueError(
+                f"default_backend: expected auto or one of {', '.join(self.backends)}, got {self.default_backend!r}"
+            )
+        if self.request_rows > self.max_batch_rows:
+            raise ValueError(
+                f"max_request_rows: expected at most max-batch-rows, {self.max_batch_rows}, got {self.max_request_rows}"
+            )
+        if self.max_queue_rows < self.request_rows * self.api_servers:
+            raise ValueError(
+                f"max_queue_rows: expected at least max-request-rows times api-servers, "
+                f"{self.request_rows * self.api_servers}, got {self.max_queue_rows}"
+            )
+        cores = available_cores()
+        if self.workers * self.worker_threads > cores:
+            name, threads = ("threads", self.threads) if self.threads else ("workers", 1)
+            raise ValueError(
+                f"{name}: expected workers x threads of at most {cores}, the cores this process may use, "
+                f"got {self.workers} x {threads}"
+            )
+        return self
+
+    @property
+    def request_rows(self) -> int:
+        """Most rows in one request."""
+        return self.max_batch_rows if self.max_request_rows is None else self.max_request_rows
+
+    @property
+    def worker_threads(self) -> int:
+        """CPU threads of each worker."""
+        return self.threads if self.threads is not None else max(1, available_cores() // self.workers)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Read no .env file: a server's settings do not depend on the folder it was started in."""
+        return init_settings, env_settings
+
+
+def load(arguments: list[str]) -> Settings:
+    """Read the settings from command-line arguments and the environment.
+
+    Raises:
+        SettingsValueError: a setting is unknown or has a value it does not take.
+        SystemExit: `--help` was asked for and printed.
+    """
+    unknown = sorted(
+        name
+        for name in os.environ
+        if name.startswith(ENV_PREFIX) and name.removeprefix(ENV_PREFIX).lower() not in Settings.model_fields
+    )
+    if unknown:
+        names = ", ".join(f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields)
+        raise SettingsValueError(f"environment variable {unknown[0]}: no such setting; expected one of {names}")
+    try:
+        source: CliSettingsSource[Any] = CliSettingsSource(Settings, cli_parse_args=arguments)
+        return Settings(_cli_settings_source=source)
+    except SettingsError as error:
+        raise SettingsValueError(str(error.__cause__ or error).replace("\n", " ")) from error
+    except ValidationError as error:
+        raise SettingsValueError(_one_line(error)) from error
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors()[0]
+    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not first["loc"]:  # a check across settings; its sentence starts with the setting's name
+        name, _, reason = reason.partition(": ")
+        return f"{_flag(name)}: {reason}"
+    name = str(first["loc"][0])
+    reason = reason if reason.startswith("expected") else f"expected input that {reason}"
+    reason = reason.replace("that should be", "that is")
+    got = "" if ", got " in reason else f", got {first['input']!r}"
+    return f"{_flag(name)}: {reason}{got}"
+
+
+def _flag(field: str) -> str:
+    return f"--{field.replace('_', '-')} ({ENV_PREFIX}{field.upper()})"

@@ -1,0 +1,82 @@
+"""What a run takes from its host: a device, an address, a place for compiled code, a place for sockets."""
+
+import contextlib
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from models.errors import MLPError
+
+
+class StartError(MLPError):
+    """The server cannot start; the message is one line."""
+
+
+def resolve_device(device: str) -> str:
+    """Return `cpu` or `cuda` for a `--device`.
+
+    Raises:
+        StartError: cuda is asked for and torch sees none.
+    """
+    nodes = ("/dev/nvidiactl", "/dev/kfd")  # no driver, no need to load torch in this process only to ask it
+    if device == "cpu" or (device == "auto" and not any(Path(node).exists() for node in nodes)):
+        return "cpu"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "auto":
+        return "cpu"
+    raise StartError("--device cuda: torch sees no CUDA or ROCm device here; use --device cpu")
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """Return the dtype that `--dtype auto` stands for: bfloat16 on cuda, float32 on cpu."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device == "cuda" else "float32"
+
+
+@contextlib.contextmanager
+def private_directory() -> Iterator[Path]:
+    """Make a directory for this run's sockets that nobody else can enter, and remove it at the end."""
+    directory = Path(tempfile.mkdtemp(prefix="fused-mlp-"))  # mode 0700, unguessable
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def require_free(host: str, port: int) -> None:
+    """Check that the address can be bound, before anything is started.
+
+    Raises:
+        StartError: it cannot.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartError(f"--port {port} on --host {host}: {error.strerror}; name another one") from None
+
+
+def use_cache(directory: Path) -> None:
+    """Keep compiled code on disk, where the next start finds it; a variable that is already set wins.
+
+    Raises:
+        StartError: the directory cannot be made or written.
+    """
+    try:
+        for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
+            if variable not in os.environ:
+                (directory / name).mkdir(parents=True, exist_ok=True)
+                os.environ[variable] = str(directory / name)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StartError(f"--cache-dir {directory}: {error.strerror}; name a directory that can be written") from None

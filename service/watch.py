@@ -1,0 +1,136 @@
+"""Watches the server's processes from its parent: the start, the signals, a failure that nothing else would notice."""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import litserve as ls
+import orjson
+
+from service.shared_state import SharedState
+from service.wire import Decoder, Kind
+
+Hello = dict[str, Any]
+POLL_S = 0.05
+
+
+class Stop(KeyboardInterrupt):
+    """Raised in the main thread to end LitServe's `run`, which shuts down in order on a KeyboardInterrupt."""
+
+
+class Watch(threading.Thread):
+    """Watches what LitServe does not, and turns signals and failures into one orderly end."""
+
+    def __init__(
+        self,
+        host: ls.LitServer,
+        state: SharedState,
+        sockets: list[Path],
+        address: tuple[str, int],
+        announce: Callable[[list[Hello]], None],
+    ) -> None:
+        """`announce` is called once, with every worker's first frame, when all are warm and `address` answers."""
+        super().__init__(name="watch", daemon=True)
+        self._host = host
+        self._state = state
+        self._sockets = sockets
+        self._address = address
+        self._announce = announce
+        self._pid = os.getpid()
+        self._ready: dict[int, Hello] = {}
+        self._api_processes: set[int] = set()
+        self.is_stopping = False
+        self.exit_status = 0
+
+    def stop(self, number: int, _frame: FrameType | None) -> None:
+        """Handle SIGTERM and SIGINT: refuse new requests everywhere, then end LitServe's `run`."""
+        if os.getpid() != self._pid:  # an API process whose own handler is not, or no longer, in place
+            raise SystemExit(128 + number)
+        if not self.is_stopping:
+            self.is_stopping = True
+            self._state.start_draining()
+            raise Stop
+
+    def fail(self, message: str) -> None:
+        """Say what went wrong and end the server with exit status 1."""
+        self.exit_status = 1
+        print(f"error: {message}", file=sys.stderr, flush=True)
+
+    def run(self) -> None:
+        """Poll until the server stops."""
+        is_announced = False
+        while not self.is_stopping:
+            reason = self._failure()
+            if reason:
+                self.fail(reason)
+                os.kill(self._pid, signal.SIGTERM)
+                return
+            self._greet_workers()
+            if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
+                self._announce(list(self._ready.values()))
+                is_announced = True
+            time.sleep(POLL_S)
+
+    def _failure(self) -> str | None:
+        for index, process in enumerate(getattr(self._host, "inference_workers", [])):
+            if process.exitcode is not None and index not in self._ready:
+                ending = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit status {process.exitcode}"
+                return (
+                    f"worker {index} ended while starting, with {ending}; its own message stands above, if it had one"
+                )
+        alive = {child.pid for child in multiprocessing.active_children() if child.name.startswith("LitServer-")}
+        if self._api_processes - alive and not self.is_stopping:
+            return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew"
+        self._api_processes |= {pid for pid in alive if pid is not None}
+        return None
+
+    def _greet_workers(self) -> None:
+        for index, path in enumerate(self._sockets):
+            if index not in self._ready:
+                with contextlib.suppress(OSError):
+                    self._ready[index] = greet(path)
+
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=1):
+            return True
+        return False
+
+
+def greet(path: Path) -> Hello:
+    """Connect to a worker's socket and return its first frame, which it sends when warm.
+
+    Raises:
+        OSError: nobody listens there yet.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5)
+        connection.connect(str(path))
+        decoder = Decoder()
+        while data := connection.recv(1 << 16):
+            for frame in decoder.feed(data):
+                if frame.kind == Kind.HELLO:
+                    hello: Hello = orjson.loads(frame.payload)
+                    return hello
+    raise ConnectionError(f"{path}: closed before its first frame")
+
+
+def end_children() -> None:
+    """End whatever LitServe has left running, in whatever state it was interrupted."""
+    children = multiprocessing.active_children()
+    for child in children:
+        child.terminate()
+    for child in children:
+        child.join(timeout=2)
+        if child.is_alive():
+            child.kill()
+            child.join()

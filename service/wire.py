@@ -1,0 +1,107 @@
+"""Frames between an API process and a worker, over a Unix stream socket.
+
+A frame is a fixed little-endian header and a payload. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of
+one host share. Rows travel as float32, row-major, the width being the model's.
+
+    API process -> worker   INFER   rows to compute
+    worker -> API process   HELLO   JSON: device, threads, each backend's state; the first frame, sent when warm
+                            RESULT  rows computed
+                            ERROR   UTF-8: the code, a line feed, the message
+"""
+
+import enum
+import struct
+from typing import NamedTuple
+
+from service.errors import InternalError
+
+HEADER = struct.Struct("<IBBHIIQQQ")
+
+
+class Kind(enum.IntEnum):
+    """What a frame carries."""
+
+    HELLO = 1
+    INFER = 2
+    RESULT = 3
+    ERROR = 4
+
+
+KINDS = frozenset(Kind)
+
+
+class Frame(NamedTuple):
+    """One message; the fields that a kind does not use are zero.
+
+    Attributes:
+        kind: what the payload is.
+        request_id: unique within one connection.
+        backend: index into the server's list of backends.
+        rows: number of rows in the payload.
+        start_ns: INFER: when the request was accepted. RESULT: how long it waited for its batch.
+        end_ns: INFER: the deadline. RESULT: how long its batch computed.
+        batch_rows: RESULT: rows of the batch it was computed in.
+        payload: the bytes.
+    """
+
+    kind: int
+    request_id: int
+    payload: bytes | bytearray | memoryview
+    backend: int = 0
+    rows: int = 0
+    start_ns: int = 0
+    end_ns: int = 0
+    batch_rows: int = 0
+
+
+def header(frame: Frame) -> bytes:
+    """Pack the header of a frame; the payload is sent after it, uncopied."""
+    return HEADER.pack(
+        len(frame.payload),
+        frame.kind,
+        frame.backend,
+        0,
+        frame.rows,
+        frame.batch_rows,
+        frame.request_id,
+        frame.start_ns,
+        frame.end_ns,
+    )
+
+
+class Decoder:
+    """Cuts a byte stream into frames.
+
+    Payloads are views into the received bytes and stay valid after later calls: a buffer whose frames were handed out
+    is never written again.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Take received bytes and return every frame that is now whole.
+
+        Raises:
+            InternalError: the bytes are not frames of this protocol.
+        """
+        buffer = self._buffer
+        buffer += data
+        end = len(buffer)
+        if end < HEADER.size or end - HEADER.size < HEADER.unpack_from(buffer)[0]:
+            return []
+        view = memoryview(buffer)
+        at = 0
+        frames: list[Frame] = []
+        while end - at >= HEADER.size:
+            size, kind, backend, _, rows, batch_rows, request_id, start_ns, end_ns = HEADER.unpack_from(buffer, at)
+            if kind not in KINDS:
+                raise InternalError(f"wire: expected a frame of kind {sorted(KINDS)}, got {kind}")
+            start = at + HEADER.size
+            if end - start < size:
+                break
+            payload = view[start : start + size]
+            frames.append(Frame(kind, request_id, payload, backend, rows, start_ns, end_ns, batch_rows))
+            at = start + size
+        self._buffer = bytearray(view[at:])
+        return frames

@@ -1,0 +1,295 @@
+"""A worker process: one engine behind one Unix socket, run as LitServe's loop.
+
+LitServe starts the process and restarts it; requests and results bypass its queues. The socket exists from the moment
+the engine is warm, so a connection is the proof of readiness. One thread reads, batches, computes and writes in turn.
+"""
+
+import multiprocessing
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import litserve as ls
+import orjson
+from litserve.loops.base import LitLoop
+
+from models.errors import MLPError
+from service.batcher import Batcher, Waiting
+from service.errors import DeadlineExceededError, code_of, message_of
+from service.wire import Decoder, Frame, Kind, header
+
+RECEIVE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is told; it travels to the new process."""
+
+    model: Path
+    dtype: str
+    threads: int
+    backends: tuple[str, ...]
+    default_backend: str
+    max_batch_rows: int
+    socket_directory: Path
+
+    def socket(self, worker_id: int) -> Path:
+        """Return where a worker listens."""
+        return self.socket_directory / f"worker-{worker_id}.sock"
+
+
+class EngineAPI(ls.LitAPI):  # type: ignore[misc]
+    """What LitServe runs: `setup` in the worker, `health` in the API processes."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        super().__init__(loop=EngineLoop(), api_path="/predict")
+        self.plan = plan
+        self.is_ready: Callable[[], bool] = lambda: False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the API processes' side behind when a worker is started."""
+        return {name: value for name, value in self.__dict__.items() if name != "is_ready"}
+
+    def setup(self, device: str) -> None:
+        """Load the engine; what prevents it ends the process with one line on stderr."""
+        from models.engine import load_engine
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+        plan = self.plan
+        try:
+            self.engine = load_engine(
+                plan.model, device=device, dtype=plan.dtype, backends=plan.backends, threads=plan.threads
+            )
+        except MLPError as error:
+            fail(str(error))
+        except Exception as error:
+            fail(f"model {plan.model}: could not be loaded on {device}: {first_line(error)}")
+
+    def predict(self, x: Any, **kwargs: Any) -> Any:
+        """Run rows through the engine: `predict(rows, backend=...)`."""
+        return self.engine.run(x, kwargs["backend"])
+
+    def health(self) -> bool:
+        """Answer LitServe's `/health`."""
+        return self.is_ready()
+
+
+class EngineLoop(LitLoop):  # type: ignore[misc]
+    """Warms the engine, then serves its socket until the parent or a signal ends it."""
+
+    def __call__(
+        self,
+        lit_api: EngineAPI,
+        device: str,
+        worker_id: int,
+        request_queue: Any,  # noqa: ARG002
+        transport: Any,  # noqa: ARG002
+        workers_setup_status: Any,  # noqa: ARG002
+        callback_runner: Any,  # noqa: ARG002
+    ) -> None:
+        """Run until no request can come any more."""
+        from models.progress import Progress
+
+        plan = lit_api.plan
+        engine = lit_api.engine
+        with Progress("warming up", is_shown=worker_id == 0) as progress:
+            engine.warm_up(plan.max_batch_rows, progress.update)
+        wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
+        if all(engine.backends[name].state == "unavailable" for name in wanted):
+            fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
+        hello = {
+            "device": device,
+            "dtype": plan.dtype,
+            "threads": engine.threads,
+            "parameters": engine.parameter_count,
+            "backends": {name: asdict(status) for name, status in engine.backends.items()},
+        }
+        with listen(plan.socket(worker_id)) as listener:
+            WorkerServer(listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello)).run()
+
+
+def fail(message: str) -> None:
+    """End this process before it serves; the parent reads no more than the exit status."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(1)
+
+
+def first_line(error: BaseException) -> str:
+    """Return an exception's kind and the first line of what it says."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
+def listen(path: Path) -> socket.socket:
+    """Listen on a Unix socket, in place of one that an ended worker left."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    listener.listen()
+    listener.setblocking(False)
+    return listener
+
+
+class Client:
+    """One API process: its socket, what it has sent and what it is still owed."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.decoder = Decoder()
+        self.outgoing = bytearray()
+
+
+class WorkerServer:
+    """Reads requests from API processes, computes batches, writes results."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        run: Callable[..., Any],
+        backends: tuple[str, ...],
+        max_batch_rows: int,
+        hello: bytes,
+    ) -> None:
+        """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
+        self._listener = listener
+        self._run = run
+        self._backends = backends
+        self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
+        self._hello = hello
+        self._clients: set[Client] = set()
+        self._selector = selectors.DefaultSelector()
+        self._is_stopping = False
+
+    def run(self) -> None:
+        """Serve until a signal or the parent's end, and then until the last API process has its answers."""
+        wake_reader, wake_writer = socket.socketpair()
+        wake_reader.setblocking(False)
+        wake_writer.setblocking(False)
+        signal.set_wakeup_fd(wake_writer.fileno())
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(wake_reader, selectors.EVENT_READ, lambda _: wake_reader.recv(4096))
+        parent = multiprocessing.parent_process()
+        if parent:
+            self._selector.register(parent.sentinel, selectors.EVENT_READ, lambda _: self._lose_parent(parent.sentinel))
+        while self._clients or len(self._batcher) or not self._is_stopping:
+            for key, events in self._selector.select(0 if len(self._batcher) else None):
+                key.data(events)
+            self._compute_next()
+
+    def _stop(self) -> None:
+        self._is_stopping = True
+
+    def _lose_parent(self, sentinel: int) -> None:
+        self._selector.unregister(sentinel)
+        self._stop()
+
+    def _accept(self, _events: int) -> None:
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        client = Client(connection)
+        self._clients.add(client)
+        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
+        self._send(client, header(Frame(Kind.HELLO, 0, self._hello)) + self._hello)
+
+    def _serve(self, client: Client, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush(client)
+        if not events & selectors.EVENT_READ or client not in self._clients:
+            return
+        try:
+            data = client.socket.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        for frame in client.decoder.feed(data):
+            request = Waiting(
+                client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
+            )
+            self._batcher.add(request)
+
+    def _drop(self, client: Client) -> None:
+        self._clients.discard(client)
+        self._batcher.drop(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+
+    def _compute_next(self) -> None:
+        batch, expired = self._batcher.take(time.monotonic_ns())
+        late = DeadlineExceededError("the deadline passed while the request waited for its batch")
+        for request in expired:
+            self._send_error(request, late)
+        if batch:
+            self._compute(batch)
+
+    def _compute(self, batch: list[Waiting[Client]]) -> None:
+        try:
+            self._send_results(batch, *self._timed_run(batch))
+        except Exception as error:
+            if len(batch) == 1:
+                if code_of(error) == "internal":
+                    print(f"error: a request failed: {first_line(error)}", file=sys.stderr, flush=True)
+                self._send_error(batch[0], error)
+                return
+            for request in batch:  # so that the request at fault fails alone
+                self._compute([request])
+
+    def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
+        import torch
+
+        tensors = [torch.frombuffer(request.payload, dtype=torch.float32).view(request.rows, -1) for request in batch]
+        rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        start_ns = time.monotonic_ns()
+        result = self._run(rows, backend=self._backends[batch[0].backend])
+        outputs = result.to(device="cpu", dtype=torch.float32).contiguous().numpy()
+        return start_ns, time.monotonic_ns() - start_ns, memoryview(outputs).cast("B")
+
+    def _send_results(self, batch: list[Waiting[Client]], start_ns: int, took_ns: int, outputs: memoryview) -> None:
+        batch_rows = sum(request.rows for request in batch)
+        row_bytes = len(outputs) // batch_rows
+        owed: dict[Client, list[bytes | memoryview]] = {}
+        at = 0
+        for request in batch:
+            payload = outputs[at : at + request.rows * row_bytes]
+            at += len(payload)
+            waited_ns = max(0, start_ns - request.accepted_ns)
+            frame = Frame(
+                Kind.RESULT, request.request_id, payload, request.backend, request.rows, waited_ns, took_ns, batch_rows
+            )
+            owed.setdefault(request.client, []).extend((header(frame), payload))
+        for client, parts in owed.items():
+            self._send(client, b"".join(parts))
+
+    def _send_error(self, request: Waiting[Client], error: BaseException) -> None:
+        payload = f"{code_of(error)}\n{message_of(error)}".encode()
+        self._send(request.client, header(Frame(Kind.ERROR, request.request_id, payload)) + payload)
+
+    def _send(self, client: Client, data: bytes) -> None:
+        if client not in self._clients:
+            return
+        client.outgoing += data
+        self._flush(client)
+
+    def _flush(self, client: Client) -> None:
+        try:
+            while client.outgoing:
+                sent = client.socket.send(client.outgoing)
+                del client.outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
+        key = self._selector.get_key(client.socket)
+        if key.events != wanted:
+            self._selector.modify(client.socket, wanted, key.data)

@@ -1,0 +1,59 @@
+from service.batcher import Batcher, Waiting
+
+EAGER, FUSED = 0, 1
+
+
+def request(name: int, backend: int = EAGER, rows: int = 1, accepted: int = 0, deadline: int = 10**9) -> Waiting[str]:
+    return Waiting("client", name, backend, rows, b"", accepted, deadline)
+
+
+def taken(batcher: Batcher[str], now: int = 0) -> tuple[list[int], list[int]]:
+    batch, expired = batcher.take(now)
+    return [r.request_id for r in batch], [r.request_id for r in expired]
+
+
+def filled(*requests: Waiting[str], max_batch_rows: int = 8) -> Batcher[str]:
+    batcher: Batcher[str] = Batcher(2, max_batch_rows)
+    for each in requests:
+        batcher.add(each)
+    return batcher
+
+
+def test_all_that_waits_for_one_backend_becomes_one_batch() -> None:
+    batcher = filled(request(1), request(2, rows=3), request(3))
+    assert taken(batcher) == ([1, 2, 3], [])
+    assert (len(batcher), batcher.rows) == (0, 0)
+
+
+def test_the_backend_of_the_oldest_request_goes_first() -> None:
+    batcher = filled(request(1, EAGER, accepted=5), request(2, FUSED, accepted=3), request(3, EAGER, accepted=1))
+    assert [taken(batcher)[0], taken(batcher)[0]] == [[2], [1, 3]]
+
+
+def test_backends_never_share_a_batch() -> None:
+    batcher = filled(request(1, EAGER), request(2, FUSED), request(3, EAGER))
+    assert taken(batcher) == ([1, 3], [])
+    assert taken(batcher) == ([2], [])
+
+
+def test_a_batch_never_exceeds_the_row_bound_and_never_splits_a_request() -> None:
+    batcher = filled(request(1, rows=5), request(2, rows=4), request(3, rows=8))
+    assert [taken(batcher)[0] for _ in range(4)] == [[1], [2], [3], []]
+
+
+def test_a_request_whose_deadline_passed_is_set_aside_and_takes_no_room() -> None:
+    batcher = filled(request(1, deadline=5), request(2, rows=8), request(3, FUSED, deadline=5))
+    assert taken(batcher, now=5) == ([2], [1, 3])
+    assert batcher.rows == 0
+
+
+def test_an_expired_request_behind_a_live_one_is_not_computed() -> None:
+    batcher = filled(request(1), request(2, deadline=5), request(3))
+    assert taken(batcher, now=6) == ([1, 3], [2])
+
+
+def test_a_client_that_is_gone_takes_its_requests_along() -> None:
+    batcher = filled(request(1), request(2))
+    batcher.add(Waiting("other", 3, EAGER, 2, b"", 0, 10**9))
+    assert batcher.drop("client") == 2
+    assert (taken(batcher)[0], batcher.rows) == ([3], 0)

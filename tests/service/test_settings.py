@@ -1,0 +1,83 @@
+import os
+
+import pytest
+
+from service import settings
+from service.settings import Settings, SettingsValueError
+
+
+@pytest.fixture(autouse=True)
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(settings.ENV_PREFIX):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(settings, "available_cores", lambda: 4)
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert settings.load([]).port == 8000
+    monkeypatch.setenv("MLP_PORT", "9001")
+    assert settings.load([]).port == 9001
+    assert settings.load(["--port", "9002"]).port == 9002
+
+
+def test_a_list_is_split_at_commas() -> None:
+    assert settings.load(["--backends", "eager, fused"]).backends == ("eager", "fused")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "80"], r"--port \(MLP_PORT\): .*greater than or equal to 1024, got '80'"),
+        (["--port", "http"], r"--port \(MLP_PORT\): .*valid integer.*, got 'http'"),
+        (["--host", "10.0.0.1"], r"--host \(MLP_HOST\): .*'127.0.0.1', '0.0.0.0' or '::', got '10.0.0.1'"),
+        (["--dtype", "int8"], r"--dtype \(MLP_DTYPE\): .*'float32'.*, got 'int8'"),
+        (["--backends", "eager,turbo"], r"--backends \(MLP_BACKENDS\): .*eager, compiled, fused.*, got 'eager,turbo'"),
+        (["--backends", "eager,eager"], r"each at most once, got 'eager,eager'"),
+        (
+            ["--backends", "eager", "--default-backend", "fused"],
+            r"--default-backend .*auto or one of eager, got 'fused'",
+        ),
+        (["--max-request-rows", "2000"], r"--max-request-rows .*at most max-batch-rows, 1024, got 2000"),
+        (["--max-queue-rows", "10"], r"--max-queue-rows .*at least max-request-rows times api-servers, 1024, got 10"),
+        (["--timeout-s", "0"], r"--timeout-s \(MLP_TIMEOUT_S\): .*greater than 0, got '0'"),
+        (["--threads", "3", "--workers", "2"], r"--threads .*workers x threads of at most 4.*, got 2 x 3"),
+        (["--workers", "5"], r"--workers .*at most 4, .*got 5 x 1"),
+        (["--turbo"], r"--turbo"),
+        (["--port"], r"--port"),
+    ],
+    ids=" ".join,
+)
+def test_a_bad_value_is_one_line_that_names_the_setting_what_came_and_what_it_takes(
+    arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SettingsValueError, match=message) as caught:
+        settings.load(arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_misspelt_environment_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLP_THREDS", "2")
+    with pytest.raises(SettingsValueError, match="MLP_THREDS: no such setting; expected one of MLP_MODEL"):
+        settings.load([])
+
+
+def test_a_bad_value_from_the_environment_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLP_WORKERS", "many")
+    with pytest.raises(SettingsValueError, match=r"--workers \(MLP_WORKERS\): .*got 'many'"):
+        settings.load([])
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4])
+def test_workers_times_threads_never_exceeds_the_cores(workers: int) -> None:
+    chosen = settings.load(["--workers", str(workers)])
+    assert 1 <= chosen.workers * chosen.worker_threads <= 4
+
+
+def test_the_key_is_masked_wherever_settings_are_shown() -> None:
+    chosen = settings.load(["--api-key", "hush-hush"])
+    assert "hush-hush" not in f"{chosen!r} {chosen}"
+
+
+def test_every_setting_is_described() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
