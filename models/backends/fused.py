@@ -1,0 +1,63 @@
+"""Fewer, larger operators: activation, gate and residual are done while the product's tile is still at hand."""
+
+import torch
+from torch import Tensor, nn
+
+from kernels.onednn import PackedLinear, unavailable
+from models.backends import Backend
+from models.config import ModelConfig
+from models.mlp import MLP, Block
+
+
+class FusedOnCPU(Backend):
+    """oneDNN post-ops on packed weights; the norms are PyTorch's.
+
+    oneDNN's blocked layout needs a copy, so this holds the matrices a second time.
+    """
+
+    implementation = "onednn"
+
+    def __init__(self, model: MLP, config: ModelConfig) -> None:
+        super().__init__(model, config)
+        self._stem = _packed(model.stem)
+        self._blocks = [_FusedBlock(block) for block in model.blocks if isinstance(block, Block)]
+        self._head = _packed(model.head)
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
+        """Ask the kernels, which try each post-op."""
+        return unavailable(dtype)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Backend`."""
+        if self._stem is not None:
+            x = self._stem(x)  # (N, D)
+        for block in self._blocks:
+            x = block(x)  # (N, D)
+        return x if self._head is None else self._head(x)  # (N, width_out)
+
+
+class _FusedBlock:
+    """A block in two or three products and its norms. Shapes as in models/mlp.py."""
+
+    def __init__(self, block: Block) -> None:
+        self.position = block.position
+        self.activation = block.ffn.activation
+        self.pre_norm = block.pre_norm
+        self.gate = _packed(block.ffn.gate)
+        self.up = PackedLinear(block.ffn.up.weight, block.ffn.up.bias)
+        self.down = PackedLinear(block.ffn.down.weight, block.ffn.down.bias)
+        self.post_norm = block.post_norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.pre_norm(x)  # (N, D)
+        act, gate = self.activation, self.gate
+        h = self.up(y, act) if gate is None else self.up.mul(y, gate(y, act))  # (N, H)
+        if self.position == "both":
+            return x.add(self.post_norm(self.down(h)))  # (N, D)
+        out: Tensor = self.post_norm(self.down.add(h, x))  # (N, D)
+        return out
+
+
+def _packed(module: nn.Module | None) -> PackedLinear | None:
+    return PackedLinear(module.weight, module.bias) if isinstance(module, nn.Linear) else None

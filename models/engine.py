@@ -1,0 +1,217 @@
+"""Holds one set of weights and runs it in any of the ways there are, each named by the caller."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models import weights
+from models.backends import NAMES, Backend, devices, find
+from models.config import ModelConfig, nearest
+from models.directory import resolve
+from models.errors import BackendError, BackendUnavailableError, InputError, UnknownBackendError
+from models.mlp import MLP
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendStatus:
+    """What a backend is and whether it can run.
+
+    Attributes:
+        implementation: what runs it ("torch", "inductor", "onednn"); None where nothing does.
+        state: cold can run and is not warmed up, ready is warmed up, unavailable cannot run.
+        reason: why it is unavailable, one sentence without a full stop; None otherwise.
+    """
+
+    implementation: str | None
+    state: Literal["cold", "ready", "unavailable"]
+    reason: str | None = None
+
+
+class Engine:
+    """One set of weights, several ways to run it; made by `load_engine`.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, config: ModelConfig, model: MLP, ways: Mapping[str, Backend | str], threads: int) -> None:
+        parameter = next(model.parameters())
+        self.config = config
+        self.device: torch.device = parameter.device
+        self.dtype: torch.dtype = parameter.dtype
+        self.threads = threads
+        self.parameter_count = config.parameter_count
+        self._backends = {name: way for name, way in ways.items() if isinstance(way, Backend)}
+        self._statuses = {name: _status(way) for name, way in ways.items()}
+
+    @property
+    def backends(self) -> Mapping[str, BackendStatus]:
+        """The status of each backend that was asked for, by its name; a view that follows changes."""
+        return MappingProxyType(self._statuses)
+
+    @torch.inference_mode()
+    def run(self, rows: Tensor, backend: str) -> Tensor:
+        """Run the model on `rows`.
+
+        Args:
+            rows: (..., width_in), any floating dtype, any device, any strides; converted to the engine's.
+            backend: a name among `backends`; a cold one is readied by the call, as far as the call needs.
+
+        Returns:
+            (..., width_out), the engine's dtype and device, leading dimensions as they came. NaN and infinity pass
+            through.
+
+        Raises:
+            InputError: the width or the dtype is wrong.
+            UnknownBackendError: no backend of that name was loaded.
+            BackendUnavailableError: it cannot run here.
+        """
+        runner = self._available(backend)
+        if not isinstance(rows, Tensor) or not rows.dtype.is_floating_point:
+            got = rows.dtype if isinstance(rows, Tensor) else type(rows).__name__
+            raise InputError(f"rows: expected a tensor of floating-point numbers, got {got}")
+        if rows.ndim == 0 or rows.shape[-1] != self.config.width_in:
+            raise InputError(f"rows: expected shape (..., {self.config.width_in}), got {tuple(rows.shape)}")
+        leading = rows.shape[:-1]
+        x = rows.to(self.device, self.dtype).reshape(-1, self.config.width_in).contiguous()
+        if x.shape[0] == 0:
+            return torch.empty((*leading, self.config.width_out), dtype=self.dtype, device=self.device)
+        self._set_threads()
+        return runner(x).reshape(*leading, self.config.width_out)
+
+    @torch.inference_mode()
+    def warm_up(self, max_rows: int, progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Ready every available backend for every row count from 1 to `max_rows`.
+
+        Afterwards no call compiles anything. A backend whose warm-up fails becomes unavailable and says why in
+        `backends`; the others are not touched by it.
+
+        Args:
+            max_rows: the most rows a call will bring.
+            progress: told the backend, how many of its steps are done, and how many there are.
+
+        Raises:
+            InputError: `max_rows` is not a positive integer.
+        """
+        if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
+            raise InputError(f"max_rows: expected a positive integer, got {max_rows!r}")
+        self._set_threads()
+        for name, backend in list(self._backends.items()):
+
+            def report(done: int, total: int, name: str = name) -> None:
+                if progress is not None:
+                    progress(name, done, total)
+
+            try:
+                backend.warm_up(max_rows, report)
+            except Exception as error:
+                del self._backends[name]
+                self._statuses[name] = _status(f"its warm-up failed with {sentence(error)}")
+            else:
+                self._statuses[name] = BackendStatus(backend.implementation, "ready")
+
+    def _available(self, name: str) -> Backend:
+        status = self._statuses.get(name)
+        if status is None:
+            raise UnknownBackendError(name, self._statuses)
+        if status.reason is not None:
+            raise BackendUnavailableError(name, status.reason, self._backends)
+        return self._backends[name]
+
+    def _set_threads(self) -> None:
+        # PyTorch's count belongs to the calling thread, other engines set it too, and compiled code is bound to it.
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
+
+
+def load_engine(
+    path: str | os.PathLike[str],
+    device: str | torch.device = "cpu",
+    dtype: str = "float32",
+    backends: Sequence[str] = ("eager", "fused"),
+    threads: int | None = None,
+) -> Engine:
+    """Load a model and ready the ways to run it, without compiling any (`Engine.warm_up` does).
+
+    Args:
+        path: a model directory, or the name of a bundled model.
+        device: "cpu", or "cuda" with or without an index.
+        dtype: "float32", "bfloat16" or "float16", for weights, rows and results.
+        backends: which ones to load; one that cannot run here is loaded as unavailable, with the reason.
+        threads: for the CPU's operators; None is what PyTorch is set to now. Every run sets it anew.
+
+    Returns:
+        The engine, every backend cold or unavailable.
+
+    Raises:
+        ConfigError: there is no model at `path`, or a field of its config is wrong.
+        WeightsError: its weights are missing, unreadable or do not fit.
+        UnknownBackendError: a name in `backends` is none of eager, compiled, fused.
+        BackendError: no backend was named, or the device, the dtype or the thread count is not to be had.
+    """
+    if not backends or isinstance(backends, str):
+        raise BackendError(f"backends: expected at least one of {', '.join(NAMES)} in a list, got {backends!r}")
+    for name in backends:
+        if name not in NAMES:
+            raise UnknownBackendError(name, NAMES)
+    place, kind = _device(device), _dtype(dtype)
+    if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
+        raise BackendError(f"threads: expected a positive integer or None, got {threads!r}")
+    directory = resolve(path)
+    config = ModelConfig.load(directory)
+    with torch.device("meta"):
+        model = MLP(config)
+    model.load_state_dict(weights.load(directory, config, kind, place), assign=True)
+    model.requires_grad_(False).eval()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    ways: dict[str, Backend | str] = {}
+    for name in dict.fromkeys(backends):
+        way = find(name, place)
+        if way is None:
+            ways[name] = f"there is no {name} backend for {place.type} yet, only for {', '.join(devices(name))}"
+        else:
+            ways[name] = way.unavailable_reason(place, kind) or way(model, config)
+    return Engine(config, model, ways, torch.get_num_threads())
+
+
+def sentence(error: BaseException) -> str:
+    """Return the type and the first line of `error`, with no traceback, cut to 200 characters."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _status(way: Backend | str) -> BackendStatus:
+    if isinstance(way, str):
+        return BackendStatus(None, "unavailable", way)
+    return BackendStatus(way.implementation, "cold")
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise BackendError(f"device: expected cpu or cuda, got {device!r}") from None
+    if place.type not in ("cpu", "cuda"):
+        raise BackendError(f"device: expected cpu or cuda, got {str(place)!r}")
+    if place.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (place.index or 0) >= count:
+            raise BackendError(
+                f"device: expected cpu or one of the {count} CUDA devices that torch {torch.__version__} sees, got "
+                f"{str(place)!r}"
+            )
+    return place
+
+
+def _dtype(dtype: str) -> torch.dtype:
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise BackendError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}{nearest(str(dtype), DTYPES)}")
+    return DTYPES[dtype]

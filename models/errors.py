@@ -1,0 +1,83 @@
+"""Every error this project raises on purpose, and whose fault each one is.
+
+::
+
+    MLPError
+    ├── ModelError              the model directory is at fault
+    │   ├── ConfigError         config.json: a field is missing, unknown, of the wrong type or out of range
+    │   ├── WeightsError        model.safetensors: missing, foreign, truncated, or it does not fit the config
+    │   └── ImportSourceError   a foreign checkpoint that cannot be turned into a model directory
+    ├── BackendError            the engine was asked for what it does not have: a device, a dtype, a backend
+    │   ├── UnknownBackendError       no backend of that name exists
+    │   └── BackendUnavailableError   the backend exists and cannot run here; it says why, and which ones can
+    └── InputError              the rows are at fault: their width, their dtype, their shape
+
+Each message is one sentence: what was expected, what came, what to do.
+"""
+
+from collections.abc import Iterable
+
+
+class MLPError(Exception):
+    """The root: catch it to catch every error of this project and nothing else."""
+
+
+class ModelError(MLPError):
+    """The model directory is at fault."""
+
+
+class ConfigError(ModelError):
+    """config.json is missing, unreadable, or one of its fields is wrong."""
+
+
+class WeightsError(ModelError):
+    """model.safetensors is missing, unreadable, or does not fit the config."""
+
+
+class ImportSourceError(ModelError):
+    """A foreign checkpoint cannot be turned into a model directory."""
+
+
+class BackendError(MLPError):
+    """The engine was asked for a device, a dtype or a backend that it does not have."""
+
+
+class UnknownBackendError(BackendError):
+    """No backend has this name.
+
+    Args:
+        name: what was asked for.
+        known: the names that exist here.
+    """
+
+    def __init__(self, name: str, known: Iterable[str]) -> None:
+        self.name = name
+        self.known = tuple(known)
+        super().__init__(self.name, self.known)  # the arguments, so that a pickled copy can be made again
+
+    def __str__(self) -> str:
+        return f"backend: expected one of {', '.join(self.known)}, got {self.name!r}"
+
+
+class BackendUnavailableError(BackendError):
+    """The backend exists and cannot run here.
+
+    Args:
+        backend: what was asked for.
+        reason: why it cannot run, in one sentence without a full stop.
+        available: the names that can run.
+    """
+
+    def __init__(self, backend: str, reason: str, available: Iterable[str]) -> None:
+        self.backend = backend
+        self.reason = reason
+        self.available = tuple(available)
+        super().__init__(self.backend, self.reason, self.available)
+
+    def __str__(self) -> str:
+        others = ", ".join(self.available) or "none"
+        return f"backend {self.backend!r} is unavailable: {self.reason}; available: {others}"
+
+
+class InputError(MLPError):
+    """The rows do not fit the model."""

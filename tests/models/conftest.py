@@ -1,0 +1,74 @@
+"""Models to test with: small, seeded, every parameter away from its neutral value."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import weights
+from models.config import ModelConfig
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "in_features": 5,
+    "out_features": 3,
+    "dim": 16,
+    "hidden": 24,
+    "depth": 2,
+    "ffn": {"gated": True, "activation": "gelu_tanh", "bias": True},
+    "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
+    "labels": None,
+    "init": {"seed": 0},
+}
+
+
+@pytest.fixture
+def tiny_fields() -> Callable[..., dict[str, Any]]:
+    """Return the fields of the small config with some changed; those of ffn and norm are named by themselves."""
+
+    def fields(**changes: Any) -> dict[str, Any]:
+        data = {**TINY, "ffn": dict(TINY["ffn"]), "norm": dict(TINY["norm"])}
+        for key, value in changes.items():
+            owner = next((group for group in ("ffn", "norm") if key in TINY[group]), None)
+            (data if owner is None else data[owner])[key] = value
+        return data
+
+    return fields
+
+
+@pytest.fixture
+def tiny(tiny_fields: Callable[..., dict[str, Any]]) -> Callable[..., ModelConfig]:
+    """Return the small config with some fields changed."""
+    return lambda **changes: ModelConfig.from_dict(tiny_fields(**changes))
+
+
+@pytest.fixture
+def spread() -> Callable[[ModelConfig], dict[str, Tensor]]:
+    """Return weights in which the norms scale and shift too, so that no tensor can be left out unnoticed."""
+
+    def make(config: ModelConfig) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(1)
+        tensors = weights.seeded(config)
+        for name, tensor in tensors.items():
+            if "norm" in name:
+                tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+        return tensors
+
+    return make
+
+
+@pytest.fixture
+def write_model(tmp_path: Path, spread: Callable[[ModelConfig], dict[str, Tensor]]) -> Callable[[ModelConfig], Path]:
+    """Write a model directory with weights and return its path."""
+
+    def write(config: ModelConfig) -> Path:
+        directory = tmp_path / f"model-{len(list(tmp_path.iterdir()))}"
+        directory.mkdir()
+        config.save(directory)
+        weights.save(directory, spread(config))
+        return directory
+
+    return write

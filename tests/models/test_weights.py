@@ -1,0 +1,176 @@
+"""model.safetensors: what is read, what is refused, and what each refusal says."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models import weights
+from models.config import CONFIG_FILE, ModelConfig
+from models.errors import WeightsError
+from models.weights import WEIGHTS_FILE
+
+# Pinned, so that a change of the scheme, which would change every bench model, is seen.
+FIRST_OF_SEED_0 = [-0.005799266, 0.41552743, -0.63752806]
+
+Configs = Callable[..., ModelConfig]
+Writer = Callable[[ModelConfig], Path]
+Spread = Callable[[ModelConfig], dict[str, Tensor]]
+
+
+def refusal(directory: Path, config: ModelConfig) -> str:
+    """Return the sentence that both the check and the load refuse with."""
+    with pytest.raises(WeightsError) as checked:
+        weights.check(directory, config)
+    with pytest.raises(WeightsError) as loaded:
+        weights.load(directory, config, torch.float32)
+    assert str(checked.value) == str(loaded.value)
+    assert str(checked.value).startswith(str(directory / WEIGHTS_FILE))
+    assert "\n" not in str(checked.value)
+    return str(checked.value)
+
+
+def test_what_is_saved_is_loaded(tiny: Configs, spread: Spread, write_model: Writer) -> None:
+    config = tiny(init=None)
+    directory = write_model(tiny())
+    weights.check(directory, config)
+    loaded, saved = weights.load(directory, config, torch.float32), spread(tiny())
+    assert list(loaded) == list(saved) == list(config.shapes())
+    assert all(torch.equal(loaded[name], saved[name]) for name in saved)
+
+
+def test_saving_leaves_no_partial_file_and_replaces_the_old_one(tiny: Configs, write_model: Writer) -> None:
+    directory = write_model(tiny())
+    weights.save(directory, weights.seeded(tiny(init={"seed": 5})))
+    assert sorted(path.name for path in directory.iterdir()) == ["config.json", WEIGHTS_FILE]
+    loaded = weights.load(directory, tiny(), torch.float32)
+    assert torch.equal(loaded["stem.weight"], weights.seeded(tiny(init={"seed": 5}))["stem.weight"])
+
+
+def test_a_strided_tensor_is_saved_as_it_reads(tiny: Configs, tmp_path: Path) -> None:
+    tensors = weights.seeded(tiny())
+    tensors["stem.weight"] = tensors["stem.weight"].T.contiguous().T
+    weights.save(tmp_path, tensors)
+    assert torch.equal(weights.load(tmp_path, tiny(), torch.float32)["stem.weight"], tensors["stem.weight"])
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("asked", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_any_float_type_is_converted(tiny: Configs, tmp_path: Path, stored: torch.dtype, asked: torch.dtype) -> None:
+    tensors = {name: tensor.to(stored) for name, tensor in weights.seeded(tiny()).items()}
+    save_file(tensors, tmp_path / WEIGHTS_FILE)
+    loaded = weights.load(tmp_path, tiny(), asked)
+    assert all(torch.equal(loaded[name], tensors[name].to(asked)) for name in tensors)
+
+
+def test_seeded_weights_are_the_same_on_every_run_and_differ_by_seed(tiny: Configs, tmp_path: Path) -> None:
+    first, second = weights.load(tmp_path, tiny(), torch.float32), weights.load(tmp_path, tiny(), torch.float32)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    other = weights.seeded(tiny(init={"seed": 1}))
+    assert not torch.equal(first["stem.weight"], other["stem.weight"])
+    assert first["stem.weight"][0, :3].tolist() == pytest.approx(FIRST_OF_SEED_0, abs=1e-7)
+
+
+def test_seeded_weights_keep_the_scale_of_the_stream_at_any_depth(tiny: Configs) -> None:
+    for depth in (1, 8):
+        config = tiny(dim=64, hidden=128, depth=depth)
+        tensors = weights.seeded(config)
+        up, down = tensors["blocks.0.ffn.up.weight"], tensors["blocks.0.ffn.down.weight"]
+        assert up.var().item() * 64 == pytest.approx(1, rel=0.05)
+        assert down.var().item() * 128 * 2 * depth == pytest.approx(1, rel=0.05)
+
+
+def test_nothing_there_says_what_to_add(tiny: Configs, tmp_path: Path) -> None:
+    assert 'add it, or "init": {"seed": 0} to the config' in refusal(tmp_path, tiny(init=None))
+
+
+def test_a_pickle_beside_is_named_and_not_read(tiny: Configs, tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    assert "pytorch_model.bin is there, but pickles are not read" in refusal(tmp_path, tiny(init=None))
+
+
+@pytest.mark.parametrize("kind", ["torch.save", "pickle"])
+def test_a_pickle_in_its_place_is_refused_unread(tiny: Configs, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / WEIGHTS_FILE
+    if kind == "torch.save":
+        torch.save(weights.seeded(tiny()), path)
+    else:
+        path.write_bytes(pickle.dumps(Bomb()))
+    assert "pickles are not read since they can run code" in refusal(tmp_path, tiny())
+
+
+class Bomb:
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("the pickle was run",))
+
+
+@pytest.mark.parametrize("kept", [0, 1, 7, 8, 100, -1])
+def test_a_truncated_file_is_refused(tiny: Configs, write_model: Writer, kept: int) -> None:
+    directory = write_model(tiny())
+    path = directory / WEIGHTS_FILE
+    path.write_bytes(path.read_bytes()[:kept])
+    assert "expected a whole safetensors file, got one that is foreign or cut short" in refusal(directory, tiny())
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello" * 100, b"\xff" * 64, b"{}" * 32, bytes(64)], ids=["text", "ff", "json", "0"]
+)
+def test_a_foreign_file_is_refused(tiny: Configs, tmp_path: Path, content: bytes) -> None:
+    (tmp_path / WEIGHTS_FILE).write_bytes(content)
+    assert "foreign or cut short" in refusal(tmp_path, tiny()) or "no such tensor" in refusal(tmp_path, tiny())
+
+
+def test_a_directory_or_an_unreadable_file_in_its_place_is_refused(tiny: Configs, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS_FILE).mkdir()
+    assert "cannot be read" in refusal(tmp_path, tiny())
+
+
+def test_a_missing_tensor_is_named(tiny: Configs, tmp_path: Path) -> None:
+    tensors = weights.seeded(tiny())
+    tensors["blocks.1.ffn.upp.weight"] = tensors.pop("blocks.1.ffn.up.weight")
+    weights.save(tmp_path, tensors)
+    sentence = refusal(tmp_path, tiny())
+    assert "blocks.1.ffn.up.weight: expected shape (24, 16), got no such tensor" in sentence
+    assert "did you mean blocks.1.ffn.upp.weight?" in sentence
+
+
+def test_an_unexpected_tensor_is_named(tiny: Configs, tmp_path: Path) -> None:
+    weights.save(tmp_path, weights.seeded(tiny()) | {"blocks.2.ffn.up.weight": torch.zeros(24, 16)})
+    assert "blocks.2.ffn.up.weight: the config has no place for this tensor" in refusal(tmp_path, tiny())
+
+
+def test_a_wrong_shape_is_named(tiny: Configs, tmp_path: Path) -> None:
+    weights.save(tmp_path, weights.seeded(tiny()) | {"stem.weight": torch.zeros(5, 16)})
+    assert "stem.weight: expected shape (16, 5), got (5, 16)" in refusal(tmp_path, tiny())
+
+
+def test_a_type_that_is_no_float_is_named(tiny: Configs, tmp_path: Path) -> None:
+    weights.save(tmp_path, weights.seeded(tiny()) | {"stem.bias": torch.zeros(16, dtype=torch.int8)})
+    assert "stem.bias: expected one of the types F64, F32, F16, BF16, got I8" in refusal(tmp_path, tiny())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(tiny: Configs, tmp_path: Path, value: float) -> None:
+    tensors = weights.seeded(tiny())
+    tensors["head.bias"][1] = value
+    weights.save(tmp_path, tensors)
+    with pytest.raises(WeightsError, match=r"head\.bias: expected finite numbers, got NaN or infinity"):
+        weights.load(tmp_path, tiny(), torch.float32)
+
+
+def test_weights_that_overflow_the_dtype_are_refused(tiny: Configs, tmp_path: Path) -> None:
+    tensors = weights.seeded(tiny())
+    tensors["head.bias"][1] = -1e6
+    weights.save(tmp_path, tensors)
+    with pytest.raises(WeightsError, match=r"head\.bias: its largest magnitude, 1e\+06, does not fit torch\.float16"):
+        weights.load(tmp_path, tiny(), torch.float16)
+    assert weights.load(tmp_path, tiny(), torch.bfloat16)["head.bias"][1] < -9e5
+
+
+def test_the_weights_are_as_readable_as_the_config(tiny: Configs, write_model: Writer) -> None:
+    directory = write_model(tiny())
+    assert (directory / WEIGHTS_FILE).stat().st_mode == (directory / CONFIG_FILE).stat().st_mode
