@@ -1,0 +1,199 @@
+"""What PyTorch's own compiler makes of the module: the fair rival of hand-written fusion.
+
+Inductor is given frozen weights (so that it may pack them) and compiles before the first request. A function that has
+been compiled is never compiled again: a call that would need it raises instead.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.backends import Backend
+from models.config import ModelConfig
+from models.mlp import MLP
+
+
+class CompiledOnCPU(Backend):
+    """One graph for every row count.
+
+    Its row count is unbacked: a symbol the compiler may not specialise on, not even on 1. Measured on two Zen 4 cores
+    at 768x3072, four blocks, float32: one row takes 5.3 ms so and 7.5 ms with a graph of its own, since a static graph
+    leaves oneDNN's packed product for MKL's; at other row counts, and in bfloat16, the two are level.
+    """
+
+    implementation = "inductor"
+
+    def __init__(self, model: MLP, config: ModelConfig) -> None:
+        super().__init__(model, config)
+        self._run = compiled_once(model)
+        self._is_compiled = False
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
+        """Look for the C++ compiler and the Python header, as Inductor will."""
+        return missing_toolchain()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Backend`."""
+        # A tensor of our own: compiled code is bound to strides, to the type and to whether autograd could see it, and
+        # the caller's may differ in each.
+        own = torch.empty(x.shape, dtype=x.dtype).copy_(x)
+        if self._is_compiled:
+            return self._run(own)
+        torch._dynamo.decorators.mark_unbacked(own, 0)
+        out = self._run(own)
+        self._is_compiled = True
+        return out
+
+
+class CompiledOnCUDA(Backend):
+    """One static graph for each power of two of rows, padded up to, captured once and replayed as a CUDA graph.
+
+    Static shapes let Inductor choose its tiles; the replay spares the launches that dominate at few rows.
+    """
+
+    implementation = "inductor"
+
+    def __init__(self, model: MLP, config: ModelConfig) -> None:
+        super().__init__(model, config)
+        self._replays: dict[int, Callable[[Tensor], Tensor]] = {}
+
+    @classmethod
+    def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
+        """Look for Triton, which Inductor writes its GPU kernels in, and the toolchain that builds their launchers."""
+        from torch.utils._triton import has_triton
+
+        if not has_triton():
+            return f"Inductor needs Triton to write kernels for {device}, and finds none that works there"
+        return missing_toolchain()
+
+    def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
+        """See `Backend`; each bucket up to the one that holds `max_rows` is captured."""
+        sizes = buckets(max_rows)
+        for done, size in enumerate(sizes, start=1):
+            self._ready(size)
+            progress(done, len(sizes))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Backend`; more rows than were readied for go through the largest bucket in parts."""
+        if not self._replays:
+            self._ready(bucket(x.shape[0]))
+        largest = max(self._replays)
+        parts = [x[start : start + largest] for start in range(0, x.shape[0], largest)]
+        results = [self._ready(bucket(part.shape[0]))(part) for part in parts]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+    def _ready(self, size: int) -> Callable[[Tensor], Tensor]:
+        if size not in self._replays:
+            self._replays[size] = captured(compiled_once(self.model), self.zeros(size))
+        return self._replays[size]
+
+
+def captured(run: Callable[[Tensor], Tensor], held: Tensor) -> Callable[[Tensor], Tensor]:
+    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
+
+    Padding rows hold what the last call left there; rows do not see each other.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+    """
+    with torch.cuda.device(held.device):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles, then settles the allocator and the libraries' workspaces
+                run(held)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads' CUDA calls must not invalidate the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = run(held)
+
+    def replay(x: Tensor) -> Tensor:
+        held[: x.shape[0]].copy_(x)
+        graph.replay()
+        return result[: x.shape[0]].clone()
+
+    return replay
+
+
+def bucket(rows: int) -> int:
+    """Return the power of two that `rows` is padded up to."""
+    return 1 << (rows - 1).bit_length()
+
+
+def buckets(max_rows: int) -> Sequence[int]:
+    """Return the powers of two up to the first one that holds `max_rows`."""
+    return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
+
+
+def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
+    """Return `model` compiled by Inductor with its weights frozen; a second compilation raises.
+
+    The compilation happens in the first call, for the shape of its rows; a row count marked unbacked stays free.
+    PyTorch keeps what it compiled by code object and counts recompilations by it, so each function made here has one of
+    its own, and engines do not meet.
+
+    Raises:
+        RuntimeError: from the returned function, where a call does not fit what was compiled.
+    """
+    from torch._inductor import compile_fx
+
+    has_compiled = False
+
+    def compile_first(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        nonlocal has_compiled
+        if has_compiled:
+            raise RuntimeError("the call does not fit the graph that was compiled for it, and none is compiled anew")
+        result = compile_fx.compile_fx(graph, inputs)
+        has_compiled = True
+        return result
+
+    def forward(x: Tensor) -> Tensor:
+        y: Tensor = model(x)
+        return y
+
+    own = FunctionType(forward.__code__.replace(), globals(), forward.__name__, None, forward.__closure__)
+    run: Callable[[Tensor], Tensor] = torch.compile(own, backend=compile_first, fullgraph=True)
+
+    def plain(x: Tensor) -> Tensor:
+        try:
+            return run(x)
+        except torch._dynamo.exc.BackendCompilerFailed as error:
+            raise error.inner_exception from error  # what went wrong, in place of who it went wrong for
+
+    def frozen(x: Tensor) -> Tensor:
+        if has_compiled:
+            return plain(x)
+        # Both are read while compiling alone: freezing is for inference only, and the other would make a dimension
+        # dynamic because another engine's was different.
+        with (
+            torch._inductor.config.patch(freezing=True),
+            torch._dynamo.config.patch(automatic_dynamic_shapes=False),
+        ):
+            return plain(x)
+
+    return frozen
+
+
+def missing_toolchain() -> str | None:
+    """Say what Inductor lacks to build C++ here, looked for as it looks; None where nothing is missing.
+
+    Source: torch/_inductor/cpp_builder.py, get_cpp_compiler and _get_python_related_args.
+    """
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    try:
+        subprocess.run([compiler, "--version"], capture_output=True, check=True)  # noqa: S603, as Inductor calls it
+    except (OSError, subprocess.SubprocessError):
+        return f"Inductor needs a C++ compiler and {compiler!r} does not run: install g++, or name one in CXX"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.exists():
+        return f"Inductor needs {header}, which is not there: install Python's development files (python3-dev)"
+    return None
