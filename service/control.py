@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Request
 
 from models.config import ModelConfig
 from service import openinference
 from service.dispatch import Dispatcher
 from service.errors import DrainingError, NotFoundError, NotReadyError
-from service.schemas import BackendBody, BackendReply
+from service.schemas import BackendBody, BackendReply, parse_json, require_json, validate
 
 NAME = "fused-mlp-server"
 VERSION = "0.1.0"
@@ -76,7 +76,9 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> Non
         return backend_reply()
 
     @app.put("/backend", tags=["backends"])
-    async def put_backend(body: BackendBody) -> BackendReply:
+    async def put_backend(request: Request) -> BackendReply:
         """Switch the backend of requests that name none, in every HTTP process at once."""
+        require_json(request.headers.get("content-type", ""))
+        body = validate(BackendBody, parse_json(await request.body()))
         dispatcher.set_default_backend(body.default)
         return backend_reply()

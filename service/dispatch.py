@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -69,8 +69,7 @@ class WorkerLink(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  what create_unix_connection gives
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
     def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> tuple[int, "asyncio.Future[Frame]"]:
         """Queue rows for the worker; requests of one loop turn leave in one write."""
@@ -115,7 +114,6 @@ class WorkerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what was in flight: it cannot be known whether it was computed."""
         self.is_up = False
-        self._on_change()
         pending, self._pending = self._pending, {}
         self.rows = 0
         for waiting in pending.values():
@@ -175,8 +173,10 @@ class Dispatcher:
             with contextlib.suppress(OSError):
                 _, link = await loop.create_unix_connection(lambda: WorkerLink(path.stem, self._refresh), str(path))
                 self._links[index] = link
+                self._refresh()  # its first frame may have come before this line
                 await link.lost
                 self._links[index] = None
+                self._refresh()
             await asyncio.sleep(RECONNECT_INTERVAL_S)
 
     @property

@@ -25,11 +25,10 @@ from service.errors import (
     UnsupportedMediaTypeError,
     code_of,
 )
-from service.response import App, Header, Receive, Response, Scope, Send
+from service.response import App, Header, Message, Receive, Response, Scope, Send
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 DISCARD_BYTES = 256 << 20
 DISCARD_S = 2.0
 log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Front:
             elif path.startswith("/predict/"):
                 await self._predict(scope, receive, response, path.removeprefix("/predict/"), started_ns)
             else:
-                await self._app(scope, receive, response.forward)
+                await self._app(scope, bounded(receive, self._options.max_body_bytes), response.forward)
                 response.raise_for_held(scope)
         except Disconnected:
             return
@@ -142,18 +141,21 @@ class Front:
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{scope['path']}: expected POST, got {scope['method']}", "POST")
         limit = self._options.max_body_bytes
-        declared = 0
+        declared, is_sent_unasked = 0, True
         for name, value in scope["headers"]:
             if name == b"content-type":
-                require_json(value)
+                schemas.require_json(value.decode("latin-1"))
             elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 raise UnsupportedMediaTypeError(
                     f"content-encoding: expected an uncompressed body, got {value.decode('latin-1')}"
                 )
             elif name == b"content-length":
                 declared = int(value)
+            elif name == b"expect":
+                is_sent_unasked = False
         if declared > limit:
-            await discard(receive)
+            if is_sent_unasked:
+                await discard(receive)
             raise TooLargeError(f"expected a body of at most {limit} bytes, got {declared}")
         message = await receive()
         first: bytes = message.get("body", b"")
@@ -192,18 +194,6 @@ def require_key(headers: Iterable[Header], key: str) -> None:
         raise UnauthorizedError("expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>")
 
 
-def require_json(content_type: bytes) -> None:
-    """Refuse a body that says it is something else than JSON.
-
-    Raises:
-        UnsupportedMediaTypeError: as its name says.
-    """
-    if not JSON_TYPE.fullmatch(content_type.strip()):
-        raise UnsupportedMediaTypeError(
-            f"expected content-type: application/json, got {content_type.decode('latin-1')[:100]}"
-        )
-
-
 async def discard(receive: Receive) -> None:
     """Read and forget the rest of a refused body, within bounds.
 
@@ -228,3 +218,19 @@ def result_headers(result: Result) -> list[Header]:
         (b"x-compute-us", b"%d" % (result.compute_ns // 1000)),
         (b"x-batch-rows", b"%d" % result.batch_rows),
     ]
+
+
+def bounded(receive: Receive, max_bytes: int) -> Receive:
+    """Wrap the way in, so that no route reads more of a body than the bound."""
+    received = 0
+
+    async def bounded_receive() -> Message:
+        nonlocal received
+        message = await receive()
+        received += len(message.get("body", b""))
+        if received > max_bytes:
+            await discard(receive)
+            raise TooLargeError(f"expected a body of at most {max_bytes} bytes, got more")
+        return message
+
+    return bounded_receive

@@ -27,7 +27,7 @@ def describe(app: FastAPI, title: str, version: str) -> None:
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Add the inference routes and the form of every error to FastAPI's document."""
-    bodies: list[type[BaseModel]] = [schemas.PredictBody, openinference.InferBody]
+    bodies: list[type[BaseModel]] = [schemas.PredictBody, schemas.BackendBody, openinference.InferBody]
     replies: list[type[BaseModel]] = [schemas.PredictReply, openinference.InferReply, schemas.ErrorReply]
     _, definitions = models_json_schema(
         [*((model, "validation") for model in bodies), *((model, "serialization") for model in replies)],
@@ -44,6 +44,7 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     paths = document["paths"]
     paths["/predict"] = {"post": predict}
     paths["/predict/{backend}"] = {"post": predict | {"parameters": [backend]}}
+    paths["/backend"]["put"]["requestBody"] = content(schemas.BackendBody) | {"required": True}
     infer = paths["/v2/models/{name}/infer"]["post"]
     infer |= operation(
         "Run the model on one tensor", "Open Inference Protocol", openinference.InferBody, openinference.InferReply

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
 import orjson
+from starlette.routing import Match
 
 from service.errors import (
     RETRY_AFTER_S,
@@ -99,7 +100,7 @@ class Response:
         if status == 404:
             raise NotFoundError(f"no such route: {scope['path']}; GET /docs lists them all")
         if status == 405:
-            allowed = dict(self._held["headers"]).get(b"allow", b"").decode("latin-1")
+            allowed = ", ".join(sorted(allowed_methods(scope)))
             raise MethodNotAllowedError(f"{scope['path']}: expected {allowed}, got {scope['method']}", allowed)
         detail = host_detail(bytes(self._held_body))
         if status in HOST_ERRORS:
@@ -108,6 +109,12 @@ class Response:
 
     def _headers(self) -> list[Header]:
         return [*self._common, (b"connection", b"close")] if self._state.is_draining else self._common
+
+
+def allowed_methods(scope: Scope) -> set[str]:
+    """Return the methods of every route of the app that has the path; its own answer names the first one's alone."""
+    routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
+    return {method for route in routes for method in getattr(route, "methods", None) or ()} - {"HEAD"}
 
 
 def host_detail(body: bytes) -> str:

@@ -5,6 +5,7 @@ array, since a model per number would cost more than the model they are for.
 """
 
 import itertools
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -13,12 +14,13 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError
+from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError, UnsupportedMediaTypeError
 
 Rows = NDArray[np.float32]
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ID_CHARACTERS = 256
+JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 NESTED_NUMBERS = {
     "type": "array",
     "description": "numbers, nested (..., width); a single row may be a flat list; leading dimensions are kept",
@@ -110,6 +112,16 @@ class ErrorReply(Body):
 
     error: str = Field(description="what was expected, what came, what to do")
     code: str = Field(description="stable slug; see the error table")
+
+
+def require_json(content_type: str) -> None:
+    """Refuse a body that says it is something else than JSON; one that says nothing is read as JSON.
+
+    Raises:
+        UnsupportedMediaTypeError: as its name says.
+    """
+    if content_type and not JSON_TYPE.fullmatch(content_type.strip()):
+        raise UnsupportedMediaTypeError(f"expected content-type: application/json, got {shortened(content_type)}")
 
 
 def parse_json(body: bytes | bytearray) -> Any:

@@ -12,6 +12,7 @@ from service.dispatch import Dispatcher
 from service.http import Front, FrontOptions
 from service.lifespan import lifespan
 from service.openapi import describe
+from service.protocol import Protocol
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import resolve_device, resolve_dtype
@@ -98,7 +99,7 @@ class Server:
                 access_log=False,
                 server_header=False,
                 loop="uvloop",
-                http="httptools",
+                http=Protocol,
             )
         except KeyboardInterrupt:
             pass

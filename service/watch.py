@@ -1,6 +1,7 @@
 """Watches the server's processes from its parent: the start, the signals, a failure that nothing else would notice."""
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -24,7 +25,7 @@ POLL_S = 0.05
 
 
 class Stop(KeyboardInterrupt):
-    """Raised in the main thread to end LitServe's `run`, which shuts down in order on a KeyboardInterrupt."""
+    """Raised in the main thread to end LitServe's `run` while it still starts."""
 
 
 class Watch(threading.Thread):
@@ -50,15 +51,21 @@ class Watch(threading.Thread):
         self._api_processes: set[int] = set()
         self.is_stopping = False
         self.exit_status = 0
+        logging.getLogger("litserve.server").addFilter(self._is_news)
 
     def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT: refuse new requests everywhere, then end LitServe's `run`."""
+        """Handle SIGTERM and SIGINT: refuse new requests everywhere and let `run` end LitServe's."""
         if os.getpid() != self._pid:  # an API process whose own handler is not, or no longer, in place
             raise SystemExit(128 + number)
         if not self.is_stopping:
             self.is_stopping = True
             self._state.start_draining()
-            raise Stop
+            if not self._api_processes:
+                raise Stop
+
+    def _is_news(self, record: logging.LogRecord) -> bool:
+        """Drop the complaint of LitServe's monitor, which polls the manager until after it has been shut down."""
+        return not (self.is_stopping and record.msg == "Monitoring worker crashed")
 
     def fail(self, message: str) -> None:
         """Say what went wrong and end the server with exit status 1."""
@@ -73,12 +80,14 @@ class Watch(threading.Thread):
             if reason:
                 self.fail(reason)
                 os.kill(self._pid, signal.SIGTERM)
-                return
+                break
             self._greet_workers()
             if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
                 self._announce(list(self._ready.values()))
                 is_announced = True
             time.sleep(POLL_S)
+        with contextlib.suppress(AttributeError, OSError, EOFError):  # not there yet, or no longer
+            self._host._shutdown_event.set()  # what LitServe's own /shutdown does
 
     def _failure(self) -> str | None:
         for index, process in enumerate(getattr(self._host, "inference_workers", [])):
@@ -98,7 +107,6 @@ class Watch(threading.Thread):
             if index not in self._ready:
                 with contextlib.suppress(OSError):
                     self._ready[index] = greet(path)
-
 
     def _answers(self) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=1):

@@ -181,6 +181,8 @@ class WorkerServer:
             for key, events in self._selector.select(0 if len(self._batcher) else None):
                 key.data(events)
             self._compute_next()
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself from here
+        signal.set_wakeup_fd(-1)
 
     def _stop(self) -> None:
         self._is_stopping = True

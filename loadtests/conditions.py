@@ -1,0 +1,48 @@
+"""The conditions of a measurement: what has to stand beside a figure for it to mean anything."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "litserve", "uvicorn", "uvloop", "httptools")
+
+
+def conditions() -> dict[str, str | int]:
+    """Return hardware, versions and commit; `+` after the commit says that the tree had changes."""
+    return {
+        "processor": processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        **{name: installed(name) for name in PACKAGES},
+        "commit": commit(),
+    }
+
+
+def processor() -> str:
+    """Return the processor's name as the kernel tells it."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def installed(name: str) -> str:
+    """Return a package's installed version, or `none`."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def commit() -> str:
+    """Return the checked-out commit's short name."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return name.strip() + ("+" if changes.strip() else "")

@@ -1,0 +1,94 @@
+"""A real server as a process of its own, for tests."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+START_LIMIT_S = 240  # what a start may take on a busy host; no test asserts on it
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def descendants(pid: int) -> set[int]:
+    """The process ids below a process."""
+    found: set[int] = set()
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (task / "children").read_text().split()):
+                found |= {child} | descendants(child)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class RunningServer:
+    """`python -m service` as a process of its own, with its output in a file."""
+
+    def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.log = log
+        command = [sys.executable, "-m", "service", "--port", str(self.port), *arguments]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "TRITON_INTERPRET"))}
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=clean | environment, stdout=output, stderr=subprocess.STDOUT, process_group=0
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        limit = time.monotonic() + START_LIMIT_S
+        while not condition():
+            assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.output}"
+            assert time.monotonic() < limit, f"still waiting after {START_LIMIT_S} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> "RunningServer":
+        self.wait_until(lambda: "\nready " in self.output)
+        return self
+
+    def answers(self, path: str, status: int) -> bool:
+        with contextlib.suppress(httpx.TransportError):
+            return httpx.get(self.url + path).status_code == status
+        return False
+
+    def wait_exit(self) -> int:
+        return self.process.wait(timeout=60)
+
+    def stop(self, number: int = signal.SIGTERM) -> int:
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait_exit()
+
+    def kill(self) -> None:
+        """End whatever is left, after a test that failed."""
+        left = descendants(self.process.pid) | {self.process.pid}
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+Start = Callable[..., RunningServer]

@@ -1,0 +1,154 @@
+"""The routes beside `/predict`, over a real port."""
+
+import threading
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.running_server import Start
+
+ROW = [0.5] * 64
+
+
+def infer(client: httpx.Client, **changes: Any) -> httpx.Response:
+    tensor = {"name": "input", "shape": [1, 64], "datatype": "FP32", "data": ROW}
+    return client.post("/v2/models/digits/infer", json={"inputs": [tensor]} | changes)
+
+
+def test_the_protocols_health_and_metadata_routes_answer(client: httpx.Client) -> None:
+    assert client.get("/v2").json() == client.get("/v2/").json()
+    assert client.get("/v2").json()["name"] == "fused-mlp-server"
+    assert client.get("/v2/health/live").json() == {"live": True}
+    assert client.get("/v2/health/ready").json() == {"ready": True}
+    assert client.get("/v2/models/digits/ready").json() == {"name": "digits", "ready": True}
+    metadata = client.get("/v2/models/digits").json()
+    assert metadata["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 64]}]
+    assert metadata["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 10]}]
+
+
+@pytest.mark.parametrize("backend", ["eager", "compiled", "fused"])
+def test_the_protocols_inference_gives_what_predict_gives(client: httpx.Client, backend: str) -> None:
+    reply = infer(client, id="42", parameters={"backend": backend}, outputs=[{"name": "output"}])
+    document = reply.json()
+    (output,) = document["outputs"]
+    expected = client.post(f"/predict/{backend}", json={"inputs": ROW}).json()["outputs"]
+    assert output["data"] == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    assert (output["name"], output["datatype"], output["shape"]) == ("output", "FP32", [1, 10])
+    assert (document["model_name"], document["id"], document["parameters"]["backend"]) == ("digits", "42", backend)
+    assert reply.headers["x-backend"] == backend
+
+
+def test_the_protocols_shape_is_kept(client: httpx.Client) -> None:
+    tensor = {"name": "input", "shape": [2, 1, 64], "datatype": "FP64", "data": [[ROW], [ROW]]}
+    assert infer(client, inputs=[tensor]).json()["outputs"][0]["shape"] == [2, 1, 10]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": []}, "expected one tensor, named 'input'"),
+        ({"outputs": [{"name": "x"}]}, "named 'output'"),
+        ({"parameters": {"backend": "turbo"}}, "expected one of eager, compiled, fused, got 'turbo'"),
+        ({"extra": 1}, "extra: no such field"),
+    ],
+    ids=["inputs", "outputs", "backend", "field"],
+)
+def test_the_protocols_errors_have_the_one_form(client: httpx.Client, changes: dict[str, Any], message: str) -> None:
+    reply = infer(client, **changes)
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_request")
+    assert message in reply.json()["error"]
+
+
+def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_default(
+    start: Start, tiny_model: Any
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager,fused", "--api-servers", "2").wait_ready()
+    url = server.url
+
+    def used() -> set[str]:
+        found: set[str] = set()
+        for _ in range(12):  # a new connection each time, so that both HTTP processes answer some
+            found.add(httpx.post(url + "/predict", json={"inputs": [0.5] * 8}).json()["backend"])
+        return found
+
+    before = httpx.get(url + "/backend").json()
+    assert (before["default"], before["is_auto"]) == ("fused", True)
+    assert before["backends"]["fused"] == {"implementation": "onednn", "state": "ready", "reason": None}
+    assert used() == {"fused"}
+    after = httpx.put(url + "/backend", json={"default": "eager"}).json()
+    assert (after["default"], after["is_auto"]) == ("eager", False)
+    assert used() == {"eager"}
+    assert httpx.post(url + "/predict/fused", json={"inputs": [0.5] * 8}).json()["backend"] == "fused"
+    assert httpx.put(url + "/backend", json={"default": "auto"}).json() == before
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"default": "turbo"}', "expected one of eager, compiled, fused, got 'turbo'"),
+        (b'{"default": 1}', "default: expected a valid string, got 1"),
+        (b"{}", "default: this field is required"),
+        (b'{"backend": "eager"}', "default: this field is required"),
+        (b'["eager"]', "expected a JSON object with default, got a list"),
+        (b"{", "not valid JSON"),
+    ],
+    ids=str,
+)
+def test_a_default_that_cannot_be_is_refused_and_changes_nothing(
+    client: httpx.Client, body: bytes, message: str
+) -> None:
+    before = client.get("/backend").json()
+    reply = client.put("/backend", content=body, headers={"content-type": "application/json"})
+    assert (reply.status_code, reply.json()["code"]) == (400, "bad_request")
+    assert message in reply.json()["error"]
+    assert client.get("/backend").json() == before
+
+
+def test_two_workers_share_the_load(start: Start, tiny_model: Any) -> None:
+    from service.settings import available_cores
+
+    if available_cores() < 2:
+        pytest.skip("two workers need two cores")
+    server = start("--model", str(tiny_model), "--backends", "eager", "--workers", "2").wait_ready()
+    statuses: list[int] = []
+
+    def load() -> None:
+        with httpx.Client(base_url=server.url) as client:
+            statuses.extend(client.post("/predict", json={"inputs": [0.5] * 8}).status_code for _ in range(30))
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert statuses == [200] * 240
+    assert server.stop() == 0
+
+
+def test_the_openapi_document_shows_every_route_and_the_form_of_errors(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    shown = {(method, path) for path, routes in document["paths"].items() for method in routes}
+    assert shown >= {
+        ("post", "/predict"),
+        ("post", "/predict/{backend}"),
+        ("get", "/backend"),
+        ("put", "/backend"),
+        ("get", "/v2"),
+        ("get", "/v2/health/live"),
+        ("get", "/v2/health/ready"),
+        ("get", "/v2/models/{name}"),
+        ("get", "/v2/models/{name}/ready"),
+        ("post", "/v2/models/{name}/infer"),
+    }
+    for routes in document["paths"].values():
+        for route in routes.values():
+            schema = route["responses"]["default"]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/ErrorReply"}
+    text = client.get("/openapi.json").text
+    for reference in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
+        assert reference in document["components"]["schemas"]
+
+
+def test_the_docs_page_is_there(client: httpx.Client) -> None:
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,241 @@
+"""Bad input over a real port: the right row of the error table, the server unharmed, the neighbours answered."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.running_server import RunningServer, Start
+
+GOOD = [[float(value % 17) for value in range(64)]]
+TYPE = {"content-type": "application/json"}
+MEBIBYTE = 1 << 20
+
+
+def require_error(reply: httpx.Response, status: int, code: str) -> str:
+    """Assert the one form that errors have, and return the sentence."""
+    document = reply.json()
+    assert (reply.status_code, document.get("code"), sorted(document)) == (status, code, ["code", "error"]), reply.text
+    assert reply.headers["x-request-id"]
+    assert "\n" not in document["error"]
+    sentence: str = document["error"]
+    return sentence
+
+
+@pytest.fixture(autouse=True)
+def _server_stays_unharmed(server: RunningServer, client: httpx.Client) -> Iterator[None]:
+    yield
+    assert client.post("/predict", json={"inputs": GOOD}).status_code == 200
+    assert "Traceback" not in server.output
+
+
+BAD_BODIES: list[tuple[bytes, str]] = [
+    (b"", "got an empty one"),
+    (b'{"inputs": [', "not valid JSON"),
+    (b"\xff\x00", "not valid JSON"),
+    (b'{"inputs": [[NaN]]}', "not valid JSON"),
+    (b"null", "expected a JSON object"),
+    (b"{}", "inputs: this field is required"),
+    (b'{"inputs": []}', "at least one row of 64 numbers"),
+    (json.dumps({"inputs": [[1.0] * 63]}).encode(), "rows of 64 numbers, got 63"),
+    (json.dumps({"inputs": [[1.0] * 64, [1.0] * 63]}).encode(), "lists of one length"),
+    (json.dumps({"inputs": [["1.0"] * 64]}).encode(), "expected a number, got a string"),
+    (json.dumps({"inputs": [[None] * 64]}).encode(), "expected a number, got null"),
+    (json.dumps({"inputs": [[1e39] * 64]}).encode(), "within float32's range"),
+    (json.dumps({"inputs": GOOD, "backend": "turbo"}).encode(), "expected one of eager, compiled, fused, got 'turbo'"),
+    (json.dumps({"inputs": GOOD, "turbo": True}).encode(), "turbo: no such field"),
+    (json.dumps({"inputs": GOOD, "timeout_ms": -1}).encode(), "timeout_ms"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), BAD_BODIES, ids=[message for _, message in BAD_BODIES])
+@pytest.mark.parametrize("path", ["/predict", "/predict/eager"])
+def test_a_bad_body_is_a_bad_request_that_says_why(client: httpx.Client, path: str, body: bytes, message: str) -> None:
+    assert message in require_error(client.post(path, content=body, headers=TYPE), 400, "bad_request")
+
+
+def test_an_unknown_backend_in_the_path_lists_those_there_are(client: httpx.Client) -> None:
+    sentence = require_error(client.post("/predict/turbo", json={"inputs": GOOD}), 400, "bad_request")
+    assert "eager, compiled, fused" in sentence
+
+
+def test_a_path_and_a_body_that_disagree_on_the_backend_are_refused(client: httpx.Client) -> None:
+    reply = client.post("/predict/fused", json={"inputs": GOOD, "backend": "eager"})
+    assert "the path asks for 'fused' and the body for 'eager'" in require_error(reply, 400, "bad_request")
+
+
+@pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH"])
+@pytest.mark.parametrize("path", ["/predict", "/predict/fused", "/v2/models/digits/infer"])
+def test_another_method_is_not_allowed_and_the_right_one_named(client: httpx.Client, method: str, path: str) -> None:
+    reply = client.request(method, path)
+    require_error(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "POST"
+
+
+def test_another_method_on_a_route_with_several_names_them_all(client: httpx.Client) -> None:
+    reply = client.patch("/backend")
+    require_error(reply, 405, "method_not_allowed")
+    assert reply.headers["allow"] == "GET, PUT"
+
+
+@pytest.mark.parametrize("path", ["/nope", "/v2/nope", "/v2/models/other", "/predict/a/b", "//predict"])
+def test_a_route_or_model_that_is_not_there_is_not_found(client: httpx.Client, path: str) -> None:
+    method = "POST" if path == "/predict/a/b" else "GET"
+    status, code = (400, "bad_request") if path == "/predict/a/b" else (404, "not_found")
+    require_error(client.request(method, path, json={"inputs": GOOD} if method == "POST" else None), status, code)
+
+
+def test_inference_on_another_model_is_not_found(client: httpx.Client) -> None:
+    reply = client.post("/v2/models/other/infer", json={})
+    assert "no model 'other' here; this server has 'digits'" in require_error(reply, 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    "content_type", ["text/plain", "application/x-www-form-urlencoded", "application/jsonp", "multipart/form-data"]
+)
+@pytest.mark.parametrize("path", ["/predict", "/v2/models/digits/infer"])
+def test_another_content_type_is_unsupported(client: httpx.Client, path: str, content_type: str) -> None:
+    reply = client.post(path, content=json.dumps({"inputs": GOOD}).encode(), headers={"content-type": content_type})
+    assert content_type in require_error(reply, 415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize("content_type", ["application/json; charset=utf-8", "Application/JSON", None])
+def test_json_by_any_of_its_names_or_none_is_read(client: httpx.Client, content_type: str | None) -> None:
+    headers = {"content-type": content_type} if content_type else {}
+    reply = client.post("/predict", content=json.dumps({"inputs": GOOD}).encode(), headers=headers)
+    assert reply.status_code == 200
+
+
+def test_a_compressed_body_is_unsupported(client: httpx.Client) -> None:
+    reply = client.post("/predict", content=b"x", headers=TYPE | {"content-encoding": "br"})
+    require_error(reply, 415, "unsupported_media_type")
+
+
+def test_a_body_of_100_megabytes_is_too_large(server: RunningServer) -> None:
+    body = b'{"inputs": [' + b" " * 100_000_000 + b"]}"
+    reply = httpx.post(server.url + "/predict", content=body, headers=TYPE, timeout=60)
+    assert "at most 33554432 bytes, got 100000014" in require_error(reply, 413, "too_large")
+    assert reply.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("PUT", "/backend")])
+def test_a_body_that_does_not_tell_its_length_is_cut_off_at_the_bound(
+    server: RunningServer, method: str, path: str
+) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(40):
+            yield b" " * MEBIBYTE
+
+    reply = httpx.request(method, server.url + path, content=chunks(), headers=TYPE, timeout=60)
+    assert "at most 33554432 bytes, got more" in require_error(reply, 413, "too_large")
+
+
+def test_more_rows_than_the_bound_are_too_large(client: httpx.Client) -> None:
+    reply = client.post("/predict", json={"inputs": [[0] * 64] * 1025})
+    assert "at most 1024 rows in one request, got 1025" in require_error(reply, 413, "too_large")
+
+
+def test_a_client_that_leaves_in_mid_body_harms_nobody(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{")
+
+
+def test_bytes_that_are_no_http_get_an_error_and_a_closed_connection(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"\x16\x03\x01 what is this\r\n\r\n")
+        reply = b""
+        while data := connection.recv(4096):
+            reply += data
+    head, _, body = reply.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert json.loads(body)["code"] == "bad_request"
+
+
+def test_a_result_that_json_cannot_hold_is_an_error_for_its_caller_alone(client: httpx.Client) -> None:
+    huge = [[3e38] * 64]
+    replies: dict[int, httpx.Response] = {}
+
+    def ask(index: int, inputs: Any) -> None:
+        replies[index] = client.post("/predict", json={"inputs": inputs})
+
+    expected = client.post("/predict", json={"inputs": GOOD}).json()["outputs"]
+    threads = [threading.Thread(target=ask, args=(i, huge if i % 4 == 0 else GOOD)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, reply in replies.items():
+        if index % 4 == 0:
+            assert "JSON cannot carry them" in require_error(reply, 422, "non_finite_output")
+        else:
+            assert reply.status_code == 200
+            assert reply.json()["outputs"][0] == pytest.approx(expected[0], rel=1e-4, abs=1e-4)
+
+
+def test_bad_requests_between_good_ones_change_nothing_for_the_good(client: httpx.Client) -> None:
+    outcomes: dict[int, int] = {}
+
+    def ask(index: int) -> None:
+        body = BAD_BODIES[index % len(BAD_BODIES)][0] if index % 2 else json.dumps({"inputs": GOOD}).encode()
+        outcomes[index] = client.post("/predict", content=body, headers=TYPE).status_code
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(40)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert outcomes == {index: 400 if index % 2 else 200 for index in range(40)}
+
+
+def test_a_deadline_that_passes_is_exceeded(client: httpx.Client) -> None:
+    reply = client.post("/predict", json={"inputs": GOOD, "timeout_ms": 1e-6})
+    assert "no result within 1e-06 ms" in require_error(reply, 504, "deadline_exceeded")
+
+
+def test_a_request_id_is_echoed_and_one_is_made_where_none_or_a_wild_one_came(client: httpx.Client) -> None:
+    body = {"inputs": GOOD}
+    assert client.post("/predict", json=body, headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+    made = {client.post("/predict", json=body).headers["x-request-id"] for _ in range(3)}
+    assert len(made) == 3
+    assert client.post("/predict", json=body, headers={"x-request-id": "x" * 500}).headers["x-request-id"] != "x" * 500
+
+
+def test_a_key_guards_every_route_but_liveness_and_readiness(start: Start, tiny_model: Any) -> None:
+    guarded = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="hush-hush").wait_ready()
+    with httpx.Client(base_url=guarded.url) as client:
+        body = {"inputs": [0.5] * 8}
+        for path in ("/predict", "/backend", "/docs", "/nope", "/"):
+            reply = client.get(path, headers={"x-api-key": "hush"})
+            require_error(reply, 401, "unauthorized")
+            assert reply.headers["www-authenticate"] == "Bearer"
+        for path in ("/v2/health/live", "/v2/health/ready", "/health"):
+            assert client.get(path).status_code == 200
+        for headers in ({"x-api-key": "hush-hush"}, {"authorization": "Bearer hush-hush"}):
+            assert client.post("/predict", json=body, headers=headers).status_code == 200
+    assert "hush-hush" not in guarded.output
+
+
+def test_a_full_queue_is_overloaded(start: Start, tiny_model: Any) -> None:
+    bounds = ("--max-batch-rows", "4", "--max-queue-rows", "4")
+    small = start("--model", str(tiny_model), "--backends", "eager", *bounds).wait_ready()
+    statuses: list[int] = []
+
+    def load() -> None:
+        with httpx.Client(base_url=small.url) as client:
+            for _ in range(50):
+                reply = client.post("/predict", json={"inputs": [[0.5] * 8] * 3})
+                statuses.append(reply.status_code)
+                if reply.status_code != 200:
+                    require_error(reply, 429, "overloaded")
+                    assert reply.headers["retry-after"] == "1"
+
+    threads = [threading.Thread(target=load) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(statuses) == {200, 429}

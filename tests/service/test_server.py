@@ -1,0 +1,234 @@
+"""The server's life: start, screen, signals, end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.running_server import ROOT, RunningServer, Start, descendants, free_port, is_alive
+
+EAGER = ("--backends", "eager")
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
+        return True
+    return False
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+def worker_process(server: RunningServer) -> int:
+    """The one that multiprocessing spawned."""
+    (pid,) = [pid for pid in descendants(server.process.pid) if "spawn_main" in command_line(pid)]
+    return pid
+
+
+def http_process(server: RunningServer) -> int:
+    """The newest of those forked from the parent, whose command line they keep."""
+    return max(pid for pid in descendants(server.process.pid) if command_line(pid) == command_line(server.process.pid))
+
+
+def refused(*arguments: str) -> str:
+    """Run a server that cannot start; return its one line."""
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_the_screen_tells_what_is_served_and_how_to_try_it(server: RunningServer) -> None:
+    screen = server.output
+    for pattern in (
+        r"model +digits: 64 -> 10",
+        r"device +cpu, float32, 1 worker\(s\) of \d+ thread",
+        r"backend +eager +torch",
+        r"backend +compiled +inductor",
+        r"backend +fused +onednn",
+        rf"ready +http://127.0.0.1:{server.port} ",
+    ):
+        assert re.search(pattern, screen), f"{pattern} in\n{screen}"
+
+
+def test_the_curl_line_on_the_screen_works(server: RunningServer) -> None:
+    (line,) = re.findall(r"^try +(curl .*)$", server.output, re.MULTILINE)
+    done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["outputs"][0]) == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_ends_everything_with_exit_status_0(start: Start, tiny_model: Path, number: int) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    processes = descendants(server.process.pid)
+    assert len(processes) >= 3  # LitServe's manager, the worker, the HTTP process
+    assert server.stop(number) == 0
+    assert [pid for pid in processes if is_alive(pid)] == []
+    assert not listens(server.port)
+    assert "Traceback" not in server.output
+
+
+def test_ctrl_c_which_reaches_every_process_at_once_ends_as_well(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    processes = descendants(server.process.pid)
+    os.killpg(server.process.pid, signal.SIGINT)
+    assert server.wait_exit() == 0
+    assert [pid for pid in processes if is_alive(pid)] == []
+    assert "Traceback" not in server.output
+
+
+def test_a_signal_while_starting_ends_everything_too(start: Start) -> None:
+    server = start()
+    server.wait_until(lambda: len(descendants(server.process.pid)) >= 2)
+    processes = descendants(server.process.pid)
+    assert server.stop() == 0
+    assert [pid for pid in processes if is_alive(pid)] == []
+    assert "Traceback" not in server.output
+
+
+def test_liveness_comes_before_readiness_and_readiness_only_when_warm(start: Start, tmp_path: Path) -> None:
+    server = start("--cache-dir", str(tmp_path / "cold"))
+    server.wait_until(lambda: server.answers("/v2/health/live", 200))
+    early = httpx.get(server.url + "/v2/health/ready")
+    assert (early.status_code, early.json()["code"]) == (503, "not_ready")
+    assert early.headers["retry-after"]
+    assert httpx.get(server.url + "/health").status_code == 503
+    predicted = httpx.post(server.url + "/predict", json={"inputs": [0] * 64})
+    assert (predicted.status_code, predicted.json()["code"]) == (503, "not_ready")
+    assert httpx.get(server.url + "/backend").status_code == 200
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    states = httpx.get(server.url + "/backend").json()["backends"]
+    assert {name: state["state"] for name, state in states.items()} == dict.fromkeys(states, "ready")
+    assert server.stop() == 0
+
+
+def test_sigterm_under_load_answers_every_accepted_request(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    outcomes: Counter[str] = Counter()
+    warm = threading.Barrier(9)
+
+    def load() -> None:
+        with httpx.Client(base_url=server.url, timeout=30) as client:
+            for turn in range(100_000):
+                try:
+                    reply = client.post("/predict", json={"inputs": [[0.5] * 8]})
+                except httpx.ConnectError:
+                    outcomes["refused"] += 1
+                    return
+                except httpx.TransportError as error:
+                    outcomes[f"lost: {error!r}"] += 1
+                    return
+                outcomes[str(reply.status_code)] += 1
+                if reply.status_code == 503:
+                    assert reply.json()["code"] == "draining"
+                    return
+                if turn == 20:
+                    warm.wait()
+
+    threads = [threading.Thread(target=load) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    warm.wait()
+    assert server.stop() == 0
+    for thread in threads:
+        thread.join()
+    assert set(outcomes) <= {"200", "503", "refused"}, outcomes
+    assert outcomes["200"] >= 160
+    assert outcomes["503"] + outcomes["refused"] == 8
+
+
+def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    os.kill(worker_process(server), signal.SIGKILL)
+    server.wait_until(lambda: server.answers("/v2/health/ready", 503))
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
+    assert server.stop() == 0
+
+
+def test_an_http_process_that_dies_ends_the_server_with_its_reason(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    os.kill(http_process(server), signal.SIGKILL)
+    assert server.wait_exit() == 1
+    assert "error: an HTTP process ended unexpectedly" in server.output
+
+
+def test_the_sockets_are_private_to_the_run_and_removed_at_its_end(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    place = Path(tempfile.mkdtemp(prefix="s", dir="/tmp"))
+    server = start("--model", str(tiny_model), *EAGER, TMPDIR=str(place)).wait_ready()
+    (directory,) = place.glob("fused-mlp-*")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert server.stop() == 0
+    assert list(place.glob("fused-mlp-*")) == []
+    place.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--port", "80"], "--port (MLP_PORT)"),
+        (["--model", "nowhere"], "'nowhere'"),
+        (["--device", "cuda", "--port", "18099"], "--device cuda: torch sees no CUDA"),
+        (["--cache-dir", "/proc/nowhere", "--port", "18099"], "--cache-dir /proc/nowhere"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_what_prevents_a_start_is_told_in_one_line(arguments: list[str], message: str) -> None:
+    assert message in refused(*arguments)
+
+
+def test_a_port_in_use_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as other:
+        assert "Address already in use" in refused("--port", str(other.getsockname()[1]))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "pickle", "absent"])
+def test_damaged_weights_are_told_in_one_line(tiny_model: Path, damage: str) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    del config["init"]
+    (tiny_model / "config.json").write_text(json.dumps(config))
+    weights = tiny_model / "model.safetensors"
+    if damage == "truncated":
+        weights.write_bytes((ROOT / "models/zoo/digits/model.safetensors").read_bytes()[:1000])
+    elif damage == "pickle":
+        weights.write_bytes(b"\x80\x04}q\x00.")
+    assert "model.safetensors" in refused("--model", str(tiny_model))
+
+
+def test_a_default_backend_that_cannot_run_ends_the_start_with_its_reason(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--default-backend", "compiled", PATH="/nonexistent", CXX="")
+    assert server.wait_exit() == 1
+    assert "backend 'compiled' is unavailable" in server.output
+
+
+def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), PATH="/nonexistent", CXX="").wait_ready()
+    assert re.search(r"backend +compiled +unavailable: .*compiler", server.output)
+    asked = httpx.post(server.url + "/predict/compiled", json={"inputs": [[0.5] * 8]})
+    assert (asked.status_code, asked.json()["code"]) == (503, "backend_unavailable")
+    assert "available: eager, fused" in asked.json()["error"]
+    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
+    assert httpx.put(server.url + "/backend", json={"default": "compiled"}).status_code == 503
+    assert server.stop() == 0

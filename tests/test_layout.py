@@ -1,0 +1,46 @@
+"""The folders are found as they are meant to be, and the HTTP side stays light."""
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"{statement}; import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_our_kernels_are_the_ones_that_are_found() -> None:
+    import kernels
+
+    assert Path(str(kernels.__file__)).is_relative_to(ROOT)
+
+
+def test_no_distribution_named_kernels_is_installed() -> None:
+    with pytest.raises(importlib.metadata.PackageNotFoundError):
+        importlib.metadata.version("kernels")
+
+
+def test_transformers_does_not_take_our_kernels_for_its_own() -> None:
+    from transformers.utils import import_utils
+
+    assert not import_utils.is_kernels_available()
+
+
+@pytest.mark.parametrize("statement", ["import kernels", "import models, models.config, models.errors, models.weights"])
+def test_importing_a_package_loads_neither_torch_nor_triton(statement: str) -> None:
+    assert not modules_after(statement) & {"torch", "triton"}
+
+
+def test_an_http_process_loads_neither_torch_nor_triton() -> None:
+    assert not modules_after("import service.__main__, service.server") & {"torch", "triton"}
+
+
+def test_tests_are_no_packages() -> None:
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
