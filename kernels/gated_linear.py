@@ -12,23 +12,7 @@ from torch.nn import functional as F
 from kernels.activation import activate, check_activation, gated_activation_torch
 from kernels.interpreter import dot, rounded
 from kernels.operands import as_rows, check_like, check_rows, launch_on
-from kernels.tiles import Tile, gated_linear_tile
-
-# Programs that share columns run eight rows of tiles at a time, so that both operands' tiles are found in L2.
-GROUP_M = 8
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def tile_of_program(
-    M: tl.tensor, N: tl.tensor, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    """Give the program's row and column of tiles, `GROUP` rows of tiles at a time, in int32."""
-    program = tl.program_id(0)
-    blocks_m = tl.cdiv(M, BLOCK_M)
-    in_group = GROUP * tl.cdiv(N, BLOCK_N)
-    first = program // in_group * GROUP
-    height = tl.minimum(blocks_m - first, GROUP)
-    return first + program % in_group % height, program % in_group // height
+from kernels.tiles import GROUP_M, Tile, gated_linear_tile, tile_of_program
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -52,7 +36,7 @@ def _gated_linear_kernel(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ) -> None:
-    tile_m, tile_n = tile_of_program(M, N, BLOCK_M, BLOCK_N, GROUP)
+    tile_m, tile_n = tile_of_program(tl.program_id(0), M, N, BLOCK_M, BLOCK_N, GROUP)
     rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
     columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
     depth = tl.arange(0, BLOCK_K)

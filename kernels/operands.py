@@ -65,3 +65,11 @@ def launch_on(op: str, tensor: Tensor) -> AbstractContextManager[object]:
             "TRITON_INTERPRET=1 before the first import to check results slowly"
         )
     return nullcontext()
+
+
+def multiprocessor_count(tensor: Tensor) -> int:
+    """Count the multiprocessors (compute units on ROCm) that `tensor`'s device spreads programs over.
+
+    The interpreter runs programs one by one; it takes the count of an H200, so that it meets the same splits.
+    """
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 132
