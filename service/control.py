@@ -1,8 +1,11 @@
 """The routes beside inference, on LitServe's FastAPI app: health, metadata, and the default backend."""
 
+from pathlib import Path as FilePath
 from typing import Annotated
 
+import orjson
 from fastapi import FastAPI, Path, Request
+from fastapi.responses import HTMLResponse
 
 from models.config import ModelConfig
 from service import openinference
@@ -14,7 +17,16 @@ NAME = "fused-mlp-server"
 VERSION = "0.1.0"
 EXTENSIONS: tuple[str, ...] = ()
 
+PAGE = FilePath(__file__).parent / "static/index.html"
+HOST_ROUTES = ("/", "/info")  # LitServe's own, which say nothing of the model
+
 ModelName = Annotated[str, Path(description="the served model's name")]
+
+
+def page_of(model: str) -> str:
+    """Return the page with the model's name as a JavaScript string."""
+    name = orjson.dumps(model).decode().replace("<", "\\u003c")  # no tag can begin in it
+    return PAGE.read_text().replace('"{{MODEL}}"', name)
 
 
 def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> None:
@@ -34,6 +46,14 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> Non
         return BackendReply(
             default=dispatcher.default_backend(), is_auto=dispatcher.is_auto, backends=dispatcher.states
         )
+
+    page = page_of(config.name)
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in HOST_ROUTES]
+
+    @app.get("/", include_in_schema=False)
+    async def index() -> HTMLResponse:
+        """Show the page."""
+        return HTMLResponse(page)
 
     @app.get("/v2", tags=["Open Inference Protocol"])
     @app.get("/v2/", include_in_schema=False)

@@ -31,6 +31,7 @@ from service.wire import Decoder, Frame, Kind, header
 
 PREFERENCE = ("fused", "compiled", "eager")
 RECONNECT_INTERVAL_S = 0.05
+NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
 log = logging.getLogger(__name__)
 
 
@@ -205,19 +206,15 @@ class Dispatcher:
             merged.update({name: state for name, state in link.backends.items() if state.state == "unavailable"})
         return merged
 
-    def default_backend(self) -> str:
-        """Return the backend of requests that name none.
-
-        Raises:
-            NotReadyError: it follows what is available, and no worker is warm.
-        """
+    def default_backend(self) -> str | None:
+        """Return the backend of requests that name none; None where it follows what is available and nothing is."""
         if not self.is_auto:
             return self.backends[self.state.default_backend]
         states = self.states
         for name in PREFERENCE:
             if name in states and states[name].state == "ready":
                 return name
-        raise NotReadyError("no worker is warm yet; try again when /v2/health/ready answers 200")
+        return None
 
     @property
     def is_auto(self) -> bool:
@@ -241,7 +238,7 @@ class Dispatcher:
             raise UnknownBackendError(name, self.backends)
         states = self.states
         if states[name].state == "starting":
-            raise NotReadyError("no worker is warm yet; try again when /v2/health/ready answers 200")
+            raise NotReadyError(NOT_READY)
         if states[name].state != "ready":
             ready = tuple(other for other in self.backends if states[other].state == "ready")
             raise BackendUnavailableError(name, states[name].reason or "no reason given", ready)
@@ -258,6 +255,8 @@ class Dispatcher:
         if self.state.is_draining:
             raise DrainingError("the server is stopping and takes no new requests; send it to another one")
         backend = request.backend or self.default_backend()
+        if backend is None:
+            raise NotReadyError(NOT_READY)
         backend_state = self._require_available(backend)
         rows = len(request.rows)
         if self.rows_in_flight + rows > self._max_queue_rows:

@@ -102,7 +102,7 @@ class BackendState(Body):
 class BackendReply(Body):
     """Reply of `GET /backend` and `PUT /backend`."""
 
-    default: str = Field(description="the backend of requests that name none")
+    default: str | None = Field(description="the backend of requests that name none; null until a worker is warm")
     is_auto: bool = Field(description="whether the default follows what is available")
     backends: dict[str, BackendState]
 

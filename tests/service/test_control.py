@@ -6,6 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.control import page_of
 from tests.service.running_server import Start
 
 ROW = [0.5] * 64
@@ -148,6 +149,17 @@ def test_the_openapi_document_shows_every_route_and_the_form_of_errors(client: h
     text = client.get("/openapi.json").text
     for reference in {part.split('"')[0] for part in text.split("#/components/schemas/")[1:]}:
         assert reference in document["components"]["schemas"]
+
+
+def test_the_page_names_the_model_and_a_name_cannot_leave_its_string(client: httpx.Client) -> None:
+    page = client.get("/")
+    assert page.headers["content-type"].startswith("text/html")
+    assert 'const model = "digits";' in page.text
+    assert "</script><b>" not in page_of('"</script><b>')
+
+
+def test_the_hosts_own_pages_do_not_show_through(client: httpx.Client) -> None:
+    assert client.get("/info").status_code == 404
 
 
 def test_the_docs_page_is_there(client: httpx.Client) -> None:

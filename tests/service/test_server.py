@@ -74,7 +74,7 @@ def test_the_screen_tells_what_is_served_and_how_to_try_it(server: RunningServer
 def test_the_curl_line_on_the_screen_works(server: RunningServer) -> None:
     (line,) = re.findall(r"^try +(curl .*)$", server.output, re.MULTILINE)
     done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)["outputs"][0]) == 10
+    assert len(json.loads(done.stdout)["outputs"]) == 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
@@ -115,7 +115,9 @@ def test_liveness_comes_before_readiness_and_readiness_only_when_warm(start: Sta
     assert httpx.get(server.url + "/health").status_code == 503
     predicted = httpx.post(server.url + "/predict", json={"inputs": [0] * 64})
     assert (predicted.status_code, predicted.json()["code"]) == (503, "not_ready")
-    assert httpx.get(server.url + "/backend").status_code == 200
+    starting = httpx.get(server.url + "/backend").json()
+    assert starting["default"] is None
+    assert {state["state"] for state in starting["backends"].values()} == {"starting"}
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     states = httpx.get(server.url + "/backend").json()["backends"]
     assert {name: state["state"] for name, state in states.items()} == dict.fromkeys(states, "ready")
