@@ -169,16 +169,17 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
     try:
         with path.open("rb") as file:
             head = file.read(4)
+        handle = safe_open(path, framework)
+    except OSError as cause:
+        raise error(f"{path}: cannot be read ({cause.strerror or cause})") from None
+    except SafetensorError as cause:
+        # Only now: a safetensors file starts with a length, whose bytes may be those of a pickle.
         for magic, kind in _PICKLES.items():
             if head.startswith(magic):
                 raise error(
                     f"{path}: expected safetensors, got {kind}; pickles are not read since they can run code: convert "
                     "it to safetensors first"
-                )
-        handle = safe_open(path, framework)
-    except OSError as cause:
-        raise error(f"{path}: cannot be read ({cause.strerror or cause})") from None
-    except SafetensorError as cause:
+                ) from None
         raise error(
             f"{path}: expected a whole safetensors file, got one that is foreign or cut short ({cause})"
         ) from None

@@ -190,7 +190,7 @@ def missing_toolchain() -> str | None:
     """
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     try:
-        subprocess.run([compiler, "--version"], capture_output=True, check=True)  # noqa: S603, as Inductor calls it
+        subprocess.run([compiler, "--version"], capture_output=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return f"Inductor needs a C++ compiler and {compiler!r} does not run: install g++, or name one in CXX"
     header = Path(sysconfig.get_path("include")) / "Python.h"

@@ -1,0 +1,157 @@
+"""The whole model against float64, for every form it can take: ``|it - exact| <= 2 |eager - exact| + tiny``.
+
+The rule is that of kernels/numerics.py but for ``tiny``: there it is one float32 rounding of the largest exact value,
+for one operator; here it is one for each product that a row passes through, since each may round another way.
+Compilation takes seconds, so the compiled backend is shown a set of configs in which each choice occurs.
+"""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.onednn import PackedLinear
+from models.backends.fused import FusedOnCPU
+from models.config import Activation, ModelConfig, NormKind, NormPosition
+from models.engine import Engine, load_engine
+
+Configs = Callable[..., ModelConfig]
+Writer = Callable[[ModelConfig], Path]
+
+# PyTorch's compiler uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
+# Row counts, and how often each is drawn: the largest of some thousand errors is telling, that of one row is luck.
+DRAWS = {1: 30, 3: 10, 17: 2}
+# Wide enough for the largest error to be typical, and no multiple of any tile.
+WIDTHS = {"in_features": 57, "out_features": 83, "dim": 72, "hidden": 121}
+FORMS = [
+    {"activation": activation, "gated": gated, "kind": kind, "position": position, "bias": bias}
+    for activation, gated, (kind, position), bias in itertools.product(
+        get_args(Activation),
+        (True, False),
+        [*itertools.product(("rms", "layer"), get_args(NormPosition)), ("none", "pre")],
+        (True, False),
+    )
+]
+COMPILED_FORMS: list[tuple[str, dict[str, Any]]] = [
+    ("float32", {"activation": "gelu_tanh", "gated": True, "kind": "rms", "position": "pre", "bias": False}),
+    ("bfloat16", {"activation": "gelu_tanh", "gated": True, "kind": "layer", "position": "both", "bias": True}),
+    ("float32", {"activation": "gelu", "gated": False, "kind": "layer", "position": "post", "bias": True}),
+    ("bfloat16", {"activation": "silu", "gated": True, "kind": "rms", "position": "post", "bias": False}),
+    ("float32", {"activation": "silu", "gated": True, "kind": "rms", "position": "both", "bias": True}),
+    ("bfloat16", {"activation": "relu", "gated": False, "kind": "none", "position": "pre", "bias": False}),
+]
+
+
+def form(value: object) -> str | None:
+    return "-".join(map(str, value.values())) if isinstance(value, dict) else None
+
+
+def faults(engine: Engine, backend: str) -> list[str]:
+    """Return what the rule says of `backend` for each row count; exact are the engine's own weights in float64."""
+    exact_model = copy.deepcopy(engine._backends["eager"].model).double()
+    products = 2 * engine.config.depth + 2  # up and down in each block, stem, head
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for count, draws in DRAWS.items():
+        rows = torch.randn(draws, count, engine.config.width_in, generator=generator).to(engine.dtype)
+        with torch.inference_mode():
+            exact = exact_model(rows.double())
+        got, eager = (torch.stack([engine.run(draw, name) for draw in rows]) for name in (backend, "eager"))
+        for name, measure in (("largest", largest), ("rms", rms)):
+            error, base = measure(got.double() - exact), measure(eager.double() - exact)
+            allowed = 2 * base + products * torch.finfo(torch.float32).eps * measure(exact)
+            if not error <= allowed:  # so written, NaN fails
+                found.append(f"{count} rows: {name} error {error:.3e} exceeds {allowed:.3e}, eager's is {base:.3e}")
+    return found
+
+
+def largest(values: Tensor) -> float:
+    return float(values.abs().max())
+
+
+def rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products gain nothing from a second thread, and wait for it where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("choices", FORMS, ids=form)
+def test_fused_is_as_exact_as_eager(tiny: Configs, write_model: Writer, choices: dict[str, Any], dtype: str) -> None:
+    engine = load_engine(write_model(tiny(**choices, **WIDTHS)), dtype=dtype)
+    assert faults(engine, "fused") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "choices"), COMPILED_FORMS, ids=form)
+def test_compiled_is_as_exact_as_eager(tiny: Configs, write_model: Writer, choices: dict[str, Any], dtype: str) -> None:
+    engine = load_engine(write_model(tiny(**choices, **WIDTHS)), dtype=dtype, backends=("eager", "compiled"))
+    assert faults(engine, "compiled") == []
+
+
+def test_each_choice_occurs_among_the_compiled_forms() -> None:
+    for choice, values in {
+        "activation": get_args(Activation),
+        "gated": (True, False),
+        "kind": get_args(NormKind),
+        "position": get_args(NormPosition),
+        "bias": (True, False),
+    }.items():
+        assert {choices[choice] for _, choices in COMPILED_FORMS} == set(values)
+
+
+def erf_for_tanh(fused: FusedOnCPU) -> None:
+    for block in fused._blocks:
+        block.activation = "gelu"
+
+
+def gate_and_up_swapped(fused: FusedOnCPU) -> None:
+    for block in fused._blocks:
+        assert block.gate is not None
+        block.gate, block.up = block.up, block.gate
+
+
+def residual_dropped(fused: FusedOnCPU) -> None:
+    class NoResidual(PackedLinear):
+        __slots__ = ()  # the layout of PackedLinear, which the change of class asks for
+
+        def add(self, x: Tensor, residual: Tensor) -> Tensor:  # noqa: ARG002
+            return self(x)
+
+    fused._blocks[-1].down.__class__ = NoResidual
+
+
+def norm_dropped(fused: FusedOnCPU) -> None:
+    fused._blocks[-1].pre_norm = torch.nn.Identity()
+
+
+def block_dropped(fused: FusedOnCPU) -> None:
+    fused._blocks.pop()
+
+
+@pytest.mark.parametrize(
+    "mutate",
+    [erf_for_tanh, gate_and_up_swapped, residual_dropped, norm_dropped, block_dropped],
+    ids=lambda it: it.__name__,
+)
+def test_the_rule_sees_a_mistake(tiny: Configs, write_model: Writer, mutate: Callable[[FusedOnCPU], None]) -> None:
+    engine = load_engine(write_model(tiny(**WIDTHS)))
+    assert faults(engine, "fused") == []
+    fused = engine._backends["fused"]
+    assert isinstance(fused, FusedOnCPU)
+    mutate(fused)
+    assert len(faults(engine, "fused")) == 2 * len(DRAWS)
