@@ -20,13 +20,16 @@ from models.backends import Backend
 from models.config import ModelConfig
 from models.mlp import MLP
 
+# What the row count is said to be while compiling: oneDNN packs the weights for it. See kernels/onednn.py.
+PACKING_ROWS = 64
+
 
 class CompiledOnCPU(Backend):
-    """One graph for every row count.
+    """One graph for every row count, 1 included.
 
-    Its row count is unbacked: a symbol the compiler may not specialise on, not even on 1. Measured on two Zen 4 cores
-    at 768x3072, four blocks, float32: one row takes 5.3 ms so and 7.5 ms with a graph of its own, since a static graph
-    leaves oneDNN's packed product for MKL's; at other row counts, and in bfloat16, the two are level.
+    Measured on two Zen 4 cores at 768x3072, four blocks, float32: one row takes 5.3 ms so and 7.5 ms with a static
+    graph, which leaves oneDNN's packed product for MKL's; so do other row counts, and each would compile for seconds.
+    In bfloat16 the two are level.
     """
 
     implementation = "inductor"
@@ -43,15 +46,16 @@ class CompiledOnCPU(Backend):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Backend`."""
+        if not self._is_compiled:
+            example = self.zeros(PACKING_ROWS)
+            torch._dynamo.mark_dynamic(example, 0)
+            # Without it, PyTorch takes a row count of 1 for another case than all others.
+            with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
+                self._run(example)
+            self._is_compiled = True
         # A tensor of our own: compiled code is bound to strides, to the type and to whether autograd could see it, and
         # the caller's may differ in each.
-        own = torch.empty(x.shape, dtype=x.dtype).copy_(x)
-        if self._is_compiled:
-            return self._run(own)
-        torch._dynamo.decorators.mark_unbacked(own, 0)
-        out = self._run(own)
-        self._is_compiled = True
-        return out
+        return self._run(torch.empty(x.shape, dtype=x.dtype).copy_(x))
 
 
 class CompiledOnCUDA(Backend):
@@ -137,7 +141,7 @@ def buckets(max_rows: int) -> Sequence[int]:
 def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
     """Return `model` compiled by Inductor with its weights frozen; a second compilation raises.
 
-    The compilation happens in the first call, for the shape of its rows; a row count marked unbacked stays free.
+    The compilation happens in the first call, for the shape of its rows; a row count marked dynamic stays free.
     PyTorch keeps what it compiled by code object and counts recompilations by it, so each function made here has one of
     its own, and engines do not meet.
 
