@@ -19,6 +19,18 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def far_apart(device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Copy three rows to where the last one's offset passes 2**31; on a CPU the memory in between is never touched."""
+
+    def copy(rows: torch.Tensor) -> torch.Tensor:
+        stride = 2**30 + 8
+        storage = torch.empty(2 * stride + rows.shape[1], dtype=torch.float16, device=device)
+        return storage.as_strided(rows.shape, (stride, 1)).copy_(rows)
+
+    return copy
+
+
+@pytest.fixture
 def mutant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[ModuleType, str, str], ModuleType]:
     """Import a module again with one piece of its source replaced and its operators in a namespace of their own."""
 

@@ -63,6 +63,13 @@ def test_writes_every_element_and_nothing_else(dtype: torch.dtype, device: torch
     assert band.isnan().all()
 
 
+def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    gate, up = halves(3, 19, dtype=torch.float16, device=device)
+    out = far_apart(torch.full_like(gate, torch.nan))
+    op._launch(out, far_apart(gate), far_apart(up), "silu")
+    assert check(out, gate, up, "silu") is None
+
+
 def test_operands_are_not_written_to(device: torch.device) -> None:
     gate, up = halves(5, 19, dtype=torch.float32, device=device)
     before = gate.clone(), up.clone()

@@ -130,6 +130,13 @@ def test_leading_dimensions_are_kept(dtype: torch.dtype, leading: tuple[int, ...
     assert check(gated_linear(*args, activation="relu"), args, "relu") is None
 
 
+def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    args = operands(3, 19, 3, torch.float16, device)
+    out = far_apart(torch.full((3, 3), torch.nan))
+    op._launch(out, far_apart(args[0]), far_apart(args[1]), far_apart(args[2]), args[3], args[4], "silu", SMALL)
+    assert check(out, args, "silu") is None
+
+
 def test_weights_may_be_halves_of_one_tensor_and_rows_strided(device: torch.device) -> None:
     x, gate_weight, up_weight, gate_bias, up_bias = operands(8, 57, 19, torch.float32, device)
     both = torch.cat([gate_weight, up_weight])

@@ -150,6 +150,16 @@ def test_leading_dimensions_are_kept(dtype: torch.dtype, leading: tuple[int, ...
     assert check(linear(*args[:3], activation="relu", residual=args[3]), args, "relu") is None
 
 
+@pytest.mark.parametrize("split", [1, 2])
+def test_offsets_pass_int32(split: int, far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    args = operands(3, 19, 3, torch.float16, device)
+    x, weight, bias, residual = args
+    assert residual is not None
+    out = far_apart(torch.full((3, 3), torch.nan))
+    op._launch(out, far_apart(x), far_apart(weight), bias, "silu", far_apart(residual), SMALL, split)
+    assert check(out, args, "silu") is None
+
+
 def test_operands_may_be_strided_and_are_not_written_to(device: torch.device) -> None:
     x, weight, bias, residual = operands(8, 57, 19, torch.float32, device)
     assert residual is not None

@@ -132,6 +132,14 @@ def test_reads_and_writes_only_its_operands(dtype: torch.dtype, width: int, devi
     assert total_band.isnan().all()
 
 
+def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
+    x, residual, weight, _ = operands(3, 19, dtype=torch.float16, device=device)
+    out, total = far_apart(torch.full_like(x, torch.nan)), far_apart(torch.full_like(x, torch.nan))
+    op._launch(out, total, far_apart(x), far_apart(residual), weight, None, EPS, False)
+    assert check_rms(out, x, weight, residual) is None
+    assert check_sum(total, x, residual) is None
+
+
 def test_rows_may_be_strided_anyhow_and_operands_are_not_written_to(device: torch.device) -> None:
     x, residual, weight, _ = operands(6, 4, 38, dtype=torch.float32, device=device)
     weight = weight[:19]
