@@ -1,4 +1,4 @@
-"""Tiles of the matrix kernels: a computed default for each dtype and row count.
+"""Tiles of the matrix kernels: a computed default for each dtype and row count, reasoned from shapes and not measured.
 
 Every default compiles without spilling for sm_80, sm_90 and gfx942, and its stages fit the shared memory a program may
 have there and on sm_86 and sm_89: 64 KiB on gfx942, 99 KiB on the smallest of the others.
@@ -13,7 +13,7 @@ import triton.language as tl
 # Programs run eight rows of tiles at a time, so that both operands' tiles are found in L2.
 GROUP_M = 8
 
-# A part of K shorter than this many steps costs more in its sums' way through memory than it gains.
+# Parts of K are at least this many steps long, so that loads overlap and sums through memory stay a small share.
 FEWEST_STEPS = 4
 
 
@@ -34,9 +34,9 @@ def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
     every multiprocessor some; above, tiles grow to reuse what they load.
     """
     if dtype == torch.float32:  # no matrix instruction keeps its precision, and a tile's products are plain FMAs
-        return (
-            Tile(16, 32, 64, 4, 3) if rows <= 16 else Tile(32, 64, 32, 4, 3) if rows <= 64 else Tile(64, 64, 32, 8, 3)
-        )
+        if rows <= 16:
+            return Tile(16, 32, 64, 4, 3)
+        return Tile(32, 64, 32, 4, 3) if rows <= 64 else Tile(64, 64, 32, 8, 3)
     if rows <= 16:
         return Tile(16, 32, 128, 4, 4)
     if rows <= 32:
@@ -51,9 +51,9 @@ def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
 def linear_tile(dtype: torch.dtype, rows: int, out_features: int, multiprocessors: int) -> Tile:
     """Choose the tile for (rows, out_features); the largest only where it gives half the multiprocessors one."""
     if dtype == torch.float32:
-        return (
-            Tile(16, 32, 64, 4, 3) if rows <= 16 else Tile(32, 64, 32, 8, 3) if rows <= 64 else Tile(64, 64, 16, 8, 3)
-        )
+        if rows <= 16:
+            return Tile(16, 32, 64, 4, 3)
+        return Tile(32, 64, 32, 8, 3) if rows <= 64 else Tile(64, 64, 16, 8, 3)
     if rows <= 16:
         return Tile(16, 32, 128, 4, 4)
     if rows <= 32:
