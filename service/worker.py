@@ -98,8 +98,11 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
 
         plan = lit_api.plan
         engine = lit_api.engine
-        with Progress("warming up", is_shown=worker_id == 0) as progress:
-            engine.warm_up(plan.max_batch_rows, progress.update)
+        if worker_id == 0:  # the others do the same at the same time
+            with Progress("warming up", patience_s=0.0) as progress:
+                engine.warm_up(plan.max_batch_rows, lambda name, done, total: progress(done, total, name))
+        else:
+            engine.warm_up(plan.max_batch_rows)
         wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
         if all(engine.backends[name].state == "unavailable" for name in wanted):
             fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
