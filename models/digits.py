@@ -81,7 +81,8 @@ def train(
 
     Args:
         split: the images.
-        seed: of the weights, the order and the moves; the same seed gives the same weights on one machine.
+        seed: of the weights, the order and the moves; the same seed gives the same weights on one machine, since one
+            thread does the sums, in one order.
         epochs: passes over the training rows.
         progress: told how many epochs of how many are done, and the last one's mean loss.
 
@@ -94,6 +95,15 @@ def train(
     """
     if epochs < 1:
         raise InputError(f"epochs: expected a positive integer, got {epochs}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _fit(split, seed, epochs, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _fit(split: Split, seed: int, epochs: int, progress: Callable[[int, int, float], None] | None) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     model = MLP(CONFIG)
     model.load_state_dict(weights.seeded(replace(CONFIG, init=InitConfig(seed))))

@@ -94,7 +94,7 @@ class Engine:
 
         Args:
             max_rows: the most rows a call will bring.
-            progress: told the backend, how many of its steps are done, and how many there are.
+            progress: told the backend, how many of its steps are done (0 at its start), and how many there are.
 
         Raises:
             InputError: `max_rows` is not a positive integer.

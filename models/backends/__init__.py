@@ -63,12 +63,13 @@ class Backend(ABC):
 
         Args:
             max_rows: the most rows a call will bring.
-            progress: told how many of how many steps are done.
+            progress: told how many of how many steps are done, 0 at the start.
 
         Raises:
             Exception: whatever goes wrong; the engine then marks the backend unavailable.
         """
         counts = row_counts(self.config, max_rows)
+        progress(0, len(counts))
         for done, rows in enumerate(counts, start=1):
             self(self.zeros(rows))
             progress(done, len(counts))

@@ -82,6 +82,7 @@ class CompiledOnCUDA(Backend):
     def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
         """See `Backend`; each bucket up to the one that holds `max_rows` is captured."""
         sizes = buckets(max_rows)
+        progress(0, len(sizes))
         for done, size in enumerate(sizes, start=1):
             self._ready(size)
             progress(done, len(sizes))

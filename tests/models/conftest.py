@@ -1,6 +1,6 @@
 """Models to test with: small, seeded, every parameter away from its neutral value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,15 @@ TINY: dict[str, Any] = {
     "labels": None,
     "init": {"seed": 0},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small products gain nothing from a second thread, and wait for it where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

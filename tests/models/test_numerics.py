@@ -7,7 +7,7 @@ Compilation takes seconds, so the compiled backend is shown a set of configs in 
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -78,15 +78,6 @@ def largest(values: Tensor) -> float:
 
 def rms(values: Tensor) -> float:
     return float(values.square().mean().sqrt())
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small products gain nothing from a second thread, and wait for it where the machine is busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

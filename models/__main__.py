@@ -1,0 +1,291 @@
+"""The command line: ``python -m models new|import|train|inspect|run``."""
+
+import argparse
+import io
+import json
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+import numpy as np
+
+from models import weights
+from models.config import (
+    CONFIG_FILE,
+    Activation,
+    FFNConfig,
+    InitConfig,
+    ModelConfig,
+    NormConfig,
+    NormKind,
+    NormPosition,
+)
+from models.directory import resolve
+from models.errors import InputError, MLPError, ModelError
+from models.progress import Progress
+from models.weights import WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return the exit status: 0, or 2 with one line on stderr."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        options.run(options)
+    except MLPError as error:
+        sentence = str(error)
+    except OSError as error:
+        sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+    except KeyboardInterrupt:
+        print(f"{parser.prog} {options.command}: interrupted", file=sys.stderr)
+        return 130
+    else:
+        return 0
+    print(f"{parser.prog} {options.command}: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def new(options: argparse.Namespace) -> None:
+    """Write a model directory with random weights: the seed, or with --weights the numbers themselves."""
+    config = ModelConfig(
+        name=_name(options),
+        in_features=options.in_features,
+        out_features=options.out_features,
+        dim=options.dim,
+        hidden=options.hidden,
+        depth=options.depth,
+        ffn=FFNConfig(gated=options.gated, activation=options.activation, bias=options.bias),
+        norm=NormConfig(kind=options.norm, position=options.position, eps=options.eps),
+        init=InitConfig(options.seed),
+    )
+    _write(options, config, weights.seeded(config) if options.weights else None)
+    print(f"{options.out}: {_size(config)}")
+
+
+def import_(options: argparse.Namespace) -> None:
+    """Turn the feed-forward blocks of a Hugging Face model directory into a model directory."""
+    from models.importers import read_huggingface
+
+    _refuse_a_model(options)
+    with Progress(f"reading {options.source}") as progress:
+        config, tensors = read_huggingface(options.source, _name(options), options.layers, progress)
+    _write(options, config, tensors)
+    print(f"{options.out}: {_size(config)}")
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train the demo model on scikit-learn's handwritten digits and write its directory."""
+    import torch
+
+    from models import digits
+    from models.mlp import MLP
+
+    _refuse_a_model(options)
+    split = digits.load_split()
+    with Progress("training") as progress:
+        tensors = digits.train(
+            split, options.seed, options.epochs, lambda done, total, loss: progress(done, total, f"loss {loss:.3f}")
+        )
+    model = MLP(digits.CONFIG)
+    model.load_state_dict(tensors)
+    with torch.inference_mode():
+        shares = [
+            digits.accuracy(model(rows), labels)
+            for rows, labels in ((split.train_rows, split.train_labels), (split.test_rows, split.test_labels))
+        ]
+    _write(options, digits.CONFIG, tensors)
+    print(f"{options.out}: {_size(digits.CONFIG)}")
+    print(f"training images {len(split.train_rows)}, accuracy {shares[0]:.2%}")
+    print(f"test images     {len(split.test_rows)}, accuracy {shares[1]:.2%} (split by seed {digits.SPLIT_SEED})")
+
+
+def inspect(options: argparse.Namespace) -> None:
+    """Show what a model directory holds."""
+    directory = resolve(options.model)
+    config = ModelConfig.load(directory)
+    weights.check(directory, config)
+    has_file = weights.has_weights(directory, config)
+    size = (directory / WEIGHTS_FILE).stat().st_size if has_file else 0
+    facts = {
+        "directory": str(directory),
+        "config": config.to_dict(),
+        "parameters": config.parameter_count,
+        "weights_bytes": size,
+        "flops_per_row": config.flops_per_row,
+        "tensors": {name: list(shape) for name, shape in config.shapes().items()},
+    }
+    if options.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        return
+    print(f"directory      {directory}")
+    for key, value in config.to_dict().items():
+        print(f"{key:14} {json.dumps(value, ensure_ascii=False)}")
+    print(f"parameters     {config.parameter_count:,}")
+    print(f"weights file   {f'{size:,} bytes' if has_file else 'none, seeded random numbers'}")
+    print(f"FLOPs a row    {config.flops_per_row:,}")
+    print("tensors")
+    for name, shape in config.shapes().items():
+        print(f"  {name}  {' x '.join(map(str, shape))}")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run rows through a model and write what comes out."""
+    from models.engine import load_engine
+
+    rows = _read_rows(options.input)
+    engine = load_engine(options.model, options.device, options.dtype, (options.backend,), options.threads)
+    if options.backend == "compiled":
+        with Progress("compiling", patience_s=0) as progress:
+            engine.warm_up(1, lambda _, done, total: progress(done, total))
+    result = engine.run(rows, options.backend).float().cpu().numpy()
+    if options.output is None:
+        print(_json(result))
+    elif options.output.suffix == ".npy":
+        np.save(options.output, result)
+    else:
+        options.output.write_text(_json(result) + "\n", encoding="utf-8")
+
+
+def _read_rows(path: Path | None) -> "Tensor":
+    """Read a .npy file, a JSON file, or JSON from stdin."""
+    import torch
+
+    name = "stdin" if path is None else str(path)
+    data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    try:
+        if data.startswith(b"\x93NUMPY"):
+            values = np.load(io.BytesIO(data), allow_pickle=False)
+        else:
+            values = np.array(json.loads(data))
+    except (ValueError, TypeError, RecursionError, EOFError):
+        raise InputError(
+            f"{name}: expected an .npy array or a JSON list of numbers, every row as long as the others"
+        ) from None
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected numbers, got an array of {values.dtype}")
+    return torch.from_numpy(values.astype(np.float64))
+
+
+def _json(values: Any) -> str:
+    if not np.isfinite(values).all():
+        raise InputError("output: holds NaN or infinity, which JSON cannot: write it with --output FILE.npy")
+    return json.dumps(values.tolist())
+
+
+def _name(options: argparse.Namespace) -> str:
+    return str(options.out.resolve().name if options.name is None else options.name)
+
+
+def _write(options: argparse.Namespace, config: ModelConfig, tensors: "dict[str, Tensor] | None") -> None:
+    _refuse_a_model(options)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    if tensors is None:
+        (out / WEIGHTS_FILE).unlink(missing_ok=True)
+    else:
+        weights.save(out, tensors)
+    config.save(out)
+
+
+def _refuse_a_model(options: argparse.Namespace) -> None:
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not options.overwrite and (options.out / name).exists():
+            raise ModelError(
+                f"{options.out}: expected a directory without a model, got one with {name}; name another one, or add "
+                "--overwrite"
+            )
+
+
+def _size(config: ModelConfig) -> str:
+    return f"{config.parameter_count:,} parameters, {config.flops_per_row:,} FLOPs a row"
+
+
+def _layers(text: str) -> tuple[int | None, int | None]:
+    try:
+        start, stop = text.split(":")
+        return (int(start) if start else None, int(stop) if stop else None)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected A:B, for example 2:5 or 4:, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return value
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="python -m models", description="Makes, imports, trains, inspects and runs models.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    writer = Parser(add_help=False)
+    writer.add_argument("--overwrite", action="store_true", help="replace the model that OUT holds")
+
+    command = commands.add_parser(
+        "new", parents=[writer], help="write a model with random weights", description=new.__doc__
+    )
+    command.add_argument("out", type=Path, metavar="OUT", help="the new directory")
+    command.add_argument("--name", help="default: the directory's name")
+    command.add_argument("--dim", type=int, required=True, help="width of the residual stream")
+    command.add_argument("--hidden", type=int, required=True, help="width inside a block")
+    command.add_argument("--depth", type=int, required=True, help="number of blocks")
+    command.add_argument("--activation", choices=get_args(Activation), default="gelu_tanh")
+    command.add_argument("--gated", action=argparse.BooleanOptionalAction, default=True)
+    command.add_argument("--bias", action=argparse.BooleanOptionalAction, default=False)
+    command.add_argument("--norm", choices=get_args(NormKind), default="rms")
+    command.add_argument("--position", choices=get_args(NormPosition), default="pre")
+    command.add_argument("--eps", type=_number, default=1e-6, help="of the norm")
+    command.add_argument("--in-features", type=int, help="width of the rows, where it is not dim")
+    command.add_argument("--out-features", type=int, help="width of the results, where it is not dim")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--weights", action="store_true", help="write the numbers too, not only their seed")
+    command.set_defaults(run=new)
+
+    command = commands.add_parser(
+        "import", parents=[writer], help="take the blocks of a Hugging Face BERT model", description=import_.__doc__
+    )
+    command.add_argument("source", type=Path, metavar="SRC", help="directory with config.json and model.safetensors")
+    command.add_argument("out", type=Path, metavar="OUT", help="the new directory")
+    command.add_argument("--name", help="default: the directory's name")
+    command.add_argument("--layers", type=_layers, default=(None, None), metavar="A:B", help="A included, B not")
+    command.set_defaults(run=import_)
+
+    command = commands.add_parser("train", parents=[writer], help="train the digits model", description=train.__doc__)
+    command.add_argument("out", type=Path, metavar="OUT", help="the new directory")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--epochs", type=int, default=60)
+    command.set_defaults(run=train)
+
+    command = commands.add_parser("inspect", help="show what a model is", description=inspect.__doc__)
+    command.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
+    command.add_argument("--json", action="store_true", help="as JSON")
+    command.set_defaults(run=inspect)
+
+    command = commands.add_parser("run", help="run rows through a model", description=run.__doc__)
+    command.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
+    command.add_argument("--backend", default="eager", help="eager, compiled or fused; default: eager")
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    command.add_argument("--threads", type=int)
+    command.add_argument("--input", type=Path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
+    command.add_argument("--output", type=Path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
+    command.set_defaults(run=run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

