@@ -11,8 +11,17 @@ from torch.nn import functional as F
 from kernels import onednn
 from kernels.numerics import disagreement
 from kernels.onednn import PackedLinear, unavailable
+from kernels.onednn import plain_rows as measured_plain_rows
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+
+
+@pytest.fixture(autouse=True, params=["plain", "packed"])
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test both ways, whatever the sizes."""
+    rows = 10**9 if request.param == "plain" else 0
+    monkeypatch.setattr(onednn, "plain_rows", lambda *_: rows)
+
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if unavailable(dtype) is None]
 SHAPES = [(1, 19, 57), (2, 64, 1), (5, 1, 33), (33, 57, 19), (129, 96, 160)]  # rows, in, out
@@ -288,3 +297,22 @@ def test_the_cpu_path_imports_no_triton() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
     )
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weight", "rows"),
+    [
+        (torch.float32, (64, 64), 488),
+        (torch.float32, (64, 192), 162),
+        (torch.float32, (128, 512), 30),
+        (torch.float32, (256, 1024), 0),
+        (torch.float32, (768, 3072), 0),
+        (torch.bfloat16, (64, 64), 1),
+        (torch.bfloat16, (768, 3072), 0),
+    ],
+    ids=str,
+)
+def test_only_products_too_small_to_repay_onednns_call_are_plain(
+    dtype: torch.dtype, weight: tuple[int, int], rows: int
+) -> None:
+    assert measured_plain_rows(dtype, *weight) == rows
