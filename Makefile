@@ -6,7 +6,7 @@ ARGS ?=
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-quick check format clean
+.PHONY: help setup serve test test-quick check bench docs format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -41,6 +41,14 @@ check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m docs.render --check
+
+bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
+	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
+	@$(BIN)/python -m docs.render
+
+docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md.
+	@$(BIN)/python -m docs.render
 
 format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
 	@$(BIN)/ruff check --fix .

@@ -24,16 +24,16 @@ def main(arguments: list[str]) -> int:
         print(f"error: --requests: expected at least 100, got {chosen.requests}", file=sys.stderr)
         return 2
     try:
-        result = measure(chosen.requests)
+        results = measure(chosen.requests)
         if chosen.json:
-            document = {"overhead": asdict(result), "conditions": conditions()}
+            document = {"overhead": [asdict(result) for result in results], "conditions": conditions()}
             chosen.json.write_text(json.dumps(document, indent=2) + "\n")
     except (OSError, ServerStartError, UnexpectedReplyError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"bare echo   {result.echo_us:7.0f} us median of {result.requests} requests")
-    print(f"{result.backend:10}  {result.server_us:7.0f} us")
-    print(f"ratio       {result.ratio:7.2f} median of rounds, {result.ratio_min:.2f} to {result.ratio_max:.2f}")
+    for each in results:
+        print(f"{each.client}: bare echo {each.echo_us:.0f} us, {each.backend} {each.server_us:.0f} us, medians")
+        print(f"  ratio {each.ratio:.2f}, median of rounds; {each.ratio_min:.2f} to {each.ratio_max:.2f}")
     return 0
 
 

@@ -66,6 +66,7 @@ class WorkerLink(asyncio.Protocol):
         self._ids = itertools.count(1)
         self._decoder = Decoder()
         self._outgoing: list[bytes | memoryview] = []
+        self._is_flush_due = False
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -73,17 +74,19 @@ class WorkerLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
     def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> tuple[int, "asyncio.Future[Frame]"]:
-        """Queue rows for the worker; requests of one loop turn leave in one write."""
+        """Queue rows for the worker; those of one loop turn leave in two writes."""
         loop = asyncio.get_running_loop()
         request_id = next(self._ids)
         future: asyncio.Future[Frame] = loop.create_future()
         self._pending[request_id] = _Pending(future, len(rows))
         self.rows += len(rows)
         payload = rows.data.cast("B")
-        if not self._outgoing:
-            loop.call_soon(self._flush)
         frame = Frame(Kind.INFER, request_id, payload, backend, len(rows), accepted_ns, deadline_ns)
         self._outgoing += (header(frame), payload)
+        if not self._is_flush_due:  # the first of a turn leaves at once, so that the worker starts on it meanwhile
+            self._is_flush_due = True
+            self._write()
+            loop.call_soon(self._flush)
         return request_id, future
 
     def forget(self, request_id: int) -> None:
@@ -93,8 +96,12 @@ class WorkerLink(asyncio.Protocol):
             self.rows -= pending.rows
 
     def _flush(self) -> None:
+        self._is_flush_due = False
+        self._write()
+
+    def _write(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
-        if self._transport and not self._transport.is_closing():
+        if outgoing and self._transport and not self._transport.is_closing():
             self._transport.writelines(outgoing)
 
     def data_received(self, data: bytes) -> None:

@@ -1,0 +1,72 @@
+"""Writes the generated parts of README.md: `python -m docs.render`; with `--check`, says whether they are up to date.
+
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+RESULTS = ROOT / "docs/results"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def overhead() -> str:
+    """Render docs/results/overhead.json, which `python -m loadtests overhead --json` writes."""
+    document: dict[str, Any] = json.loads((RESULTS / "overhead.json").read_text())
+    results, conditions = document["overhead"], document["conditions"]
+    rows = ["| client | bare uvicorn echo | this server | ratio, median of rounds (extremes) |", "|---|---|---|---|"]
+    rows += [
+        f"| {each['client']} | {each['echo_us']:.0f} us | {each['server_us']:.0f} us "
+        f"| {each['ratio']:.2f} ({each['ratio_min']:.2f} to {each['ratio_max']:.2f}) |"
+        for each in results
+    ]
+    versions = ", ".join(f"{name} {conditions[name]}" for name in ("python", "torch", "litserve", "uvicorn", "uvloop"))
+    rows += [
+        "",
+        f"Medians of {results[0]['requests']} requests to each, backend `{results[0]['backend']}`; "
+        f"{conditions['processor']}, {conditions['cores']} cores, shared with the client; {versions}; "
+        f"commit {conditions['commit']}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def settings() -> str:
+    """Render the settings' own descriptions."""
+    from service.settings import Settings
+
+    rows = ["| flag | default | what it does |", "|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        default = field.default
+        shown = ",".join(default) if isinstance(default, tuple) else "unset" if default is None else str(default)
+        rows.append(f"| `--{name.replace('_', '-')}` | `{shown}` | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+PARTS: dict[str, Callable[[], str]] = {"overhead": overhead, "settings": settings}
+
+
+def rendered(text: str) -> str:
+    """Return the text with every generated part made anew."""
+    return PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}{part[3]}", text)
+
+
+def main(arguments: list[str]) -> int:
+    """Write the parts, or check them; return the exit status."""
+    text = README.read_text()
+    new = rendered(text)
+    if arguments == ["--check"]:
+        if new != text:
+            print("error: README.md and what it is generated from differ; run `make docs`", file=sys.stderr)
+        return int(new != text)
+    README.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
