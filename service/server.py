@@ -98,6 +98,7 @@ class Server:
                 generate_client_file=False,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 loop="uvloop",
                 http=Protocol,
             )
