@@ -1,5 +1,6 @@
 """`python -m service`: read the settings, check the model, serve."""
 
+import signal
 import sys
 
 from models.config import ModelConfig
@@ -11,6 +12,8 @@ from service import settings
 
 def main(arguments: list[str]) -> int:
     """Run the server; return its exit status: 0 stopped, 1 failed while running, 2 could not start as asked."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0))  # until the server is there to end in order
     try:
         chosen = settings.load(arguments)
         model = resolve(chosen.model)

@@ -10,6 +10,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from service.dispatch import Dispatcher
+from service.watch import unblock_signals
 
 NOTICE_S = 0.2  # between refusing new requests and closing idle connections, so that clients see the refusal
 
@@ -31,6 +32,7 @@ def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain)
+        unblock_signals()
         parent = multiprocessing.parent_process()
         if parent:
             sentinel = parent.sentinel

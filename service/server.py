@@ -1,6 +1,5 @@
 """Puts the server together from its parts and runs it."""
 
-import signal
 from pathlib import Path
 
 import litserve as ls
@@ -16,7 +15,7 @@ from service.protocol import Protocol
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import resolve_device, resolve_dtype
-from service.watch import Hello, Watch, end_children
+from service.watch import Hello, Watch, block_signals, end_children
 from service.worker import EngineAPI, WorkerPlan
 
 DRAIN_S = 7.0
@@ -85,8 +84,7 @@ class Server:
     def run(self) -> int:
         """Serve until a signal comes or a part fails for good; return the exit status."""
         watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce)
-        signal.signal(signal.SIGTERM, watch.stop)
-        signal.signal(signal.SIGINT, watch.stop)
+        block_signals()
         watch.start()
         settings = self.settings
         try:
@@ -102,8 +100,6 @@ class Server:
                 loop="uvloop",
                 http=Protocol,
             )
-        except KeyboardInterrupt:
-            pass
         except Exception as error:
             if not watch.is_stopping:
                 watch.fail(f"the server ended: {type(error).__name__}: {error}")

@@ -3,33 +3,34 @@
 import contextlib
 import logging
 import multiprocessing
-import os
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import litserve as ls
 import orjson
+from litserve.utils import WorkerSetupStatus
 
 from service.shared_state import SharedState
 from service.wire import Decoder, Kind
 
 Hello = dict[str, Any]
 POLL_S = 0.05
-
-
-class Stop(KeyboardInterrupt):
-    """Raised in the main thread to end LitServe's `run` while it still starts."""
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
 class Watch(threading.Thread):
-    """Watches what LitServe does not, and turns signals and failures into one orderly end."""
+    """Watches what LitServe does not, and turns signals and failures into one orderly end.
+
+    Signals are taken by this thread alone: they stay blocked in the others, and in the processes that these start until
+    each is ready to end in order. So none can strike in the middle of starting a process.
+    """
 
     def __init__(
         self,
@@ -46,22 +47,11 @@ class Watch(threading.Thread):
         self._sockets = sockets
         self._address = address
         self._announce = announce
-        self._pid = os.getpid()
         self._ready: dict[int, Hello] = {}
         self._api_processes: set[int] = set()
         self.is_stopping = False
         self.exit_status = 0
         logging.getLogger("litserve.server").addFilter(self._is_news)
-
-    def stop(self, number: int, _frame: FrameType | None) -> None:
-        """Handle SIGTERM and SIGINT: refuse new requests everywhere and let `run` end LitServe's."""
-        if os.getpid() != self._pid:  # an API process whose own handler is not, or no longer, in place
-            raise SystemExit(128 + number)
-        if not self.is_stopping:
-            self.is_stopping = True
-            self._state.start_draining()
-            if not self._api_processes:
-                raise Stop
 
     def _is_news(self, record: logging.LogRecord) -> bool:
         """Drop the complaint of LitServe's monitor, which polls the manager until after it has been shut down."""
@@ -73,21 +63,30 @@ class Watch(threading.Thread):
         print(f"error: {message}", file=sys.stderr, flush=True)
 
     def run(self) -> None:
-        """Poll until the server stops."""
+        """Wait for a signal and look after the processes in turn, until the server stops."""
         is_announced = False
         while not self.is_stopping:
+            if signal.sigtimedwait(STOP_SIGNALS, POLL_S):
+                break
             reason = self._failure()
             if reason:
                 self.fail(reason)
-                os.kill(self._pid, signal.SIGTERM)
                 break
             self._greet_workers()
             if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
                 self._announce(list(self._ready.values()))
                 is_announced = True
+        self.is_stopping = True
+        self._state.start_draining()
+        self._end_host()
+
+    def _end_host(self) -> None:
+        """Let LitServe's `run` return, from its wait or from its start, by what it looks at itself."""
+        while not hasattr(self._host, "_transport"):  # its last preparation before workers are started
             time.sleep(POLL_S)
-        with contextlib.suppress(AttributeError, OSError, EOFError):  # not there yet, or no longer
-            self._host._shutdown_event.set()  # what LitServe's own /shutdown does
+        with contextlib.suppress(Exception):  # it has ended by itself, and its manager with it
+            self._host._shutdown_event.set()
+            self._host.workers_setup_status["stop"] = WorkerSetupStatus.ERROR
 
     def _failure(self) -> str | None:
         for index, process in enumerate(getattr(self._host, "inference_workers", [])):
@@ -97,7 +96,7 @@ class Watch(threading.Thread):
                     f"worker {index} ended while starting, with {ending}; its own message stands above, if it had one"
                 )
         alive = {child.pid for child in multiprocessing.active_children() if child.name.startswith("LitServer-")}
-        if self._api_processes - alive and not self.is_stopping:
+        if self._api_processes - alive:
             return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew"
         self._api_processes |= {pid for pid in alive if pid is not None}
         return None
@@ -112,6 +111,17 @@ class Watch(threading.Thread):
         with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=1):
             return True
         return False
+
+
+def block_signals() -> None:
+    """Keep SIGTERM and SIGINT from this thread and from what it starts."""
+    resource_tracker.ensure_running()  # it unblocks them when it starts, so it starts now
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def unblock_signals() -> None:
+    """Take SIGTERM and SIGINT from now on, and those that came meanwhile."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 def greet(path: Path) -> Hello:
@@ -133,7 +143,7 @@ def greet(path: Path) -> Hello:
 
 
 def end_children() -> None:
-    """End whatever LitServe has left running, in whatever state it was interrupted."""
+    """End whatever LitServe has left running, and wait for it, so that nothing outlives this process."""
     children = multiprocessing.active_children()
     for child in children:
         child.terminate()
@@ -142,3 +152,4 @@ def end_children() -> None:
         if child.is_alive():
             child.kill()
             child.join()
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # it would end some moments after us

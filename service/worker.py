@@ -23,6 +23,7 @@ from litserve.loops.base import LitLoop
 from models.errors import MLPError
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of
+from service.watch import unblock_signals
 from service.wire import Decoder, Frame, Kind, header
 
 RECEIVE_BYTES = 1 << 20
@@ -63,6 +64,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         from models.engine import load_engine
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+        unblock_signals()
         plan = self.plan
         try:
             self.engine = load_engine(

@@ -1,7 +1,74 @@
-"""Fixtures for the whole suite."""
+"""Fixtures for the whole suite: Triton's interpreter where there is no GPU, and real servers on free ports."""
 
+import contextlib
+import json
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.running_server import RunningServer, Start
 
 # Before any kernel is imported: without a GPU, Triton kernels run under its interpreter.
-if not os.path.exists("/dev/nvidiactl") and not os.path.exists("/dev/kfd"):  # noqa: PTH110
+if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+def starter(directory: Path) -> Iterator[Start]:
+    servers: list[RunningServer] = []
+
+    def start(*arguments: str, **environment: str) -> RunningServer:
+        server = RunningServer(directory / f"server-{len(servers)}.log", *arguments, **environment)
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.kill()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start servers that end with the test."""
+    yield from starter(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The demo model on all three backends, shared by every test that leaves it as it was."""
+    directory = tmp_path_factory.mktemp("server")
+    generator = starter(directory)
+    start = next(generator)
+    yield start("--cache-dir", str(directory / "cache")).wait_ready()
+    with contextlib.suppress(StopIteration):
+        next(generator)
+
+
+@pytest.fixture(scope="session")
+def client(server: RunningServer) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A model directory with seeded weights that starts in no time."""
+    directory = tmp_path / "tiny"
+    directory.mkdir()
+    config: dict[str, Any] = {
+        "name": "tiny",
+        "in_features": None,
+        "out_features": None,
+        "dim": 8,
+        "hidden": 16,
+        "depth": 1,
+        "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
+        "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
+        "labels": None,
+        "init": {"seed": 0},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory

@@ -34,7 +34,7 @@ def test_every_error_code_stands_beside_its_status(code: str) -> None:
     assert str(STATUS[code]) in row.split("|")[1]
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"`?make ([a-z-]+)", README))))
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))))
 def test_every_make_target_that_is_named_is_there(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
