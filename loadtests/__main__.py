@@ -23,6 +23,9 @@ def main(arguments: list[str]) -> int:
     if chosen.requests < 100:
         print(f"error: --requests: expected at least 100, got {chosen.requests}", file=sys.stderr)
         return 2
+    if chosen.json and not chosen.json.parent.is_dir():
+        print(f"error: --json {chosen.json}: there is no directory {chosen.json.parent}", file=sys.stderr)
+        return 2
     try:
         results = measure(chosen.requests)
         if chosen.json:

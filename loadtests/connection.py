@@ -43,8 +43,11 @@ class Connection:
         self._socket.sendall(request)
         reply = self._socket.recv(1 << 16)
         end = reply.find(b"\r\n\r\n")
-        while reply and end < 0:
-            reply += self._socket.recv(1 << 16)
+        while end < 0:
+            data = self._socket.recv(1 << 16)
+            if not data:
+                raise UnexpectedReplyError("the server closed the connection before its reply's head was whole")
+            reply += data
             end = reply.find(b"\r\n\r\n")
         declared = LENGTH.search(reply, 0, end + 2)
         left = end + 4 + (int(declared[1]) if declared else 0) - len(reply)
