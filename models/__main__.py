@@ -1,4 +1,4 @@
-"""The command line: ``python -m models new|import|train|inspect|run``."""
+"""The command line: ``python -m models new|import|train|inspect|run|bench``."""
 
 import argparse
 import io
@@ -29,6 +29,8 @@ from models.weights import WEIGHTS_FILE
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from models.engine import Engine
 
 
 class Parser(argparse.ArgumentParser):
@@ -159,6 +161,53 @@ def run(options: argparse.Namespace) -> None:
         options.output.write_text(_json(result) + "\n", encoding="utf-8")
 
 
+def bench(options: argparse.Namespace) -> None:
+    """Time the backends against each other, interleaved and warm, beside a roof measured in the same run."""
+    from models import bench as bench_module
+    from models.conditions import conditions, described
+
+    engine = _warm_engine(options, max(options.rows))
+    roof = bench_module.measure_roof(engine.device, engine.dtype)
+    with Progress("measuring") as progress:
+        found = bench_module.bench(engine, options.rows, roof, options.repetitions, options.cold, progress)
+    facts = conditions(engine.device, engine.dtype, engine.threads)
+    means = bench_module.geometric_means(found)
+    print(f"{engine.config.name}: {_size(engine.config)}")
+    print(described(facts))
+    print(
+        f"roof: copy {roof.bytes_per_s / 1e9:.1f} GB/s, large product {roof.flops_per_s / 1e12:.3f} TFLOP/s; "
+        f"{options.repetitions} rounds, {'cold' if options.cold else 'warm'}"
+    )
+    print(bench_module.table(found))
+    for name, mean in means.items():
+        print(f"geometric mean of eager's time over {name}'s: {mean:.2f}")
+    if options.json is not None:
+        document = {
+            "conditions": {
+                **facts,
+                "model": engine.config.to_dict(),
+                "repetitions": options.repetitions,
+                "is_cold": options.cold,
+            },
+            "roof": {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s / 1e12, 4)},
+            "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in means.items()},
+            "bench": [it.to_dict() for it in found],
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _warm_engine(options: argparse.Namespace, max_rows: int) -> "Engine":
+    from models.bench import require_available
+    from models.engine import load_engine
+
+    engine = load_engine(options.model, options.device, options.dtype, options.backends, options.threads)
+    require_available(engine)
+    with Progress("warming up") as progress:
+        engine.warm_up(max_rows, lambda name, done, total: progress(done, total, name))
+    require_available(engine)
+    return engine
+
+
 def _read_rows(path: Path | None) -> "Tensor":
     """Read a .npy file, a JSON file, or JSON from stdin."""
     import torch
@@ -221,6 +270,23 @@ def _layers(text: str) -> tuple[int | None, int | None]:
         raise argparse.ArgumentTypeError(f"expected A:B, for example 2:5 or 4:, got {text!r}") from None
 
 
+def _row_counts(text: str) -> list[int]:
+    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(counts) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive integers with commas between, got {text!r}")
+    return list(dict.fromkeys(counts))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
+    return int(text)
+
+
+def _names(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
 def _number(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
@@ -229,7 +295,7 @@ def _number(text: str) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m models", description="Makes, imports, trains, inspects and runs models.")
+    parser = Parser(prog="python -m models", description="Makes, imports, trains, inspects, runs and measures models.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     writer = Parser(add_help=False)
@@ -284,6 +350,22 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--input", type=Path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
     command.add_argument("--output", type=Path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
     command.set_defaults(run=run)
+
+    measurer = Parser(add_help=False)
+    measurer.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
+    measurer.add_argument("--backends", type=_names, default=["eager", "compiled", "fused"], metavar="A,B")
+    measurer.add_argument("--device", default="cpu")
+    measurer.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    measurer.add_argument("--threads", type=_positive, help="default: as many as PyTorch takes")
+    measurer.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions too")
+
+    command = commands.add_parser(
+        "bench", parents=[measurer], help="time the backends against each other", description=bench.__doc__
+    )
+    command.add_argument("--rows", type=_row_counts, default=[1, 8, 64], metavar="N,N", help="default: 1,8,64")
+    command.add_argument("--repetitions", type=_positive, default=31, metavar="N", help="rounds; default: 31")
+    command.add_argument("--cold", action="store_true", help="empty the caches before each pass")
+    command.set_defaults(run=bench)
     return parser
 
 

@@ -1,0 +1,265 @@
+"""Times the backends against each other, interleaved in one run, beside a roof measured in the same run.
+
+Bytes are the least that a forward pass has to move: each weight once, the rows in and out. FLOPs are those of the
+matrix products. A pass cannot be faster than the larger of bytes over copy bandwidth and FLOPs over the rate of a large
+product; that time over the measured one is the percentage of the roof. Weights that stay in a cache between passes can
+take it past 100.
+
+Source: Williams, Waterman and Patterson 2009, https://doi.org/10.1145/1498765.1498785 (the roofline).
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.engine import Engine
+from models.errors import BackendError, BackendUnavailableError, InputError
+
+REPETITIONS = 31
+
+# Far beyond every cache, and a product that keeps every core busy for some 0.1 s; a GPU is given more of both.
+COPY_BYTES = {"cpu": 2**27, "cuda": 2**30}
+PRODUCT_WIDTH = {"cpu": 2048, "cuda": 8192}
+ROOF_REPETITIONS = 7
+
+
+class Roof(NamedTuple):
+    """What the hardware does at best: bytes read and written a second, and floating-point operations a second."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    def least_seconds(self, moved_bytes: int, flops: int) -> float:
+        """Return the time below which no pass can be that moves and computes so much."""
+        return max(moved_bytes / self.bytes_per_s, flops / self.flops_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One backend at one row count; times are in microseconds, q1 and q3 are quartiles.
+
+    Attributes:
+        ratio: eager's time over this one's in the same round, the median of all rounds; None without eager.
+        gb_s, tflop_s: from the median time.
+        percent_of_roof: see the module.
+    """
+
+    rows: int
+    backend: str
+    implementation: str
+    median_us: float
+    q1_us: float
+    q3_us: float
+    ratio: float | None
+    ratio_q1: float | None
+    ratio_q3: float | None
+    gb_s: float
+    tflop_s: float
+    percent_of_roof: float
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what JSON holds, rounded to four significant digits."""
+        return {key: float(f"{it:.4g}") if isinstance(it, float) else it for key, it in asdict(self).items()}
+
+
+def bench(
+    engine: Engine,
+    row_counts: Sequence[int],
+    roof: Roof,
+    repetitions: int = REPETITIONS,
+    is_cold: bool = False,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[Measurement]:
+    """Time every backend of `engine` at every row count; warmed up before.
+
+    Args:
+        engine: with the backends to compare; ready or cold, none unavailable.
+        row_counts: how many rows, each positive.
+        roof: from `measure_roof`, in the same dtype and with the same threads.
+        repetitions: rounds; in each every backend runs once, the first one another each round.
+        is_cold: empty the caches before each timed pass; otherwise an untimed pass of the same backend goes before it.
+        progress: told the rounds done, all rounds, and what is being timed.
+
+    Returns:
+        One measurement for each row count and backend, in the order given.
+
+    Raises:
+        InputError: a row count or `repetitions` is not positive.
+        BackendUnavailableError: a backend cannot run here.
+    """
+    if not row_counts or min(row_counts) < 1 or repetitions < 1:
+        raise InputError(
+            f"rows, repetitions: expected positive integers, got rows {list(row_counts)}, repetitions {repetitions}"
+        )
+    require_available(engine)
+    names = list(engine.backends)
+    evict = torch.empty(COPY_BYTES[engine.device.type], dtype=torch.uint8, device=engine.device) if is_cold else None
+    results, total = [], len(row_counts) * repetitions
+    generator = torch.Generator().manual_seed(0)
+    for step, rows in enumerate(row_counts):
+        x = torch.randn(rows, engine.config.width_in, generator=generator).to(engine.device, engine.dtype)
+        passes = {name: _pass(engine, x, name) for name in names}
+
+        def report(done: int, note: str = f"{rows} rows", before: int = step * repetitions) -> None:
+            if progress is not None:
+                progress(before + done, total, note)
+
+        seconds = interleaved(passes, repetitions, engine.device, evict, report)
+        results += [_measurement(engine, rows, name, seconds, roof) for name in names]
+    return results
+
+
+def require_available(engine: Engine) -> None:
+    """Raise BackendUnavailableError where one of the engine's backends cannot run."""
+    for name, status in engine.backends.items():
+        if status.reason is not None:
+            able = [other for other, it in engine.backends.items() if it.reason is None]
+            raise BackendUnavailableError(name, status.reason, able)
+
+
+def interleaved(
+    passes: Mapping[str, Callable[[], object]],
+    repetitions: int,
+    device: torch.device,
+    evict: Tensor | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, list[float]]:
+    """Time each pass once a round, in seconds; a round starts with another one than the round before.
+
+    So what disturbs the machine for a while disturbs all alike, and each round gives a ratio of its own.
+
+    Args:
+        passes: what to time, by name.
+        repetitions: rounds.
+        device: what is waited for before the clock is read.
+        evict: written to before each timed pass; without it, an untimed pass goes before.
+        progress: told the rounds done.
+    """
+    names = list(passes)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for done in range(repetitions):
+        start = done % len(names)
+        for name in names[start:] + names[:start]:
+            if evict is None:
+                passes[name]()
+            else:
+                evict.fill_(done % 2)
+            seconds[name].append(_seconds(passes[name], device))
+        if progress is not None:
+            progress(done + 1)
+    return seconds
+
+
+def measure_roof(device: torch.device, dtype: torch.dtype) -> Roof:
+    """Measure the copy bandwidth (read plus written) and the rate of a large product, each at its best of some.
+
+    Raises:
+        BackendError: the device does not multiply `dtype`.
+    """
+    n_bytes, width = COPY_BYTES[device.type], PRODUCT_WIDTH[device.type]
+    source = torch.ones(n_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    copy_s = min(_seconds(partial(target.copy_, source), device) for _ in range(ROOF_REPETITIONS))
+    del source, target
+    a, b = (torch.randn(width, width, device=device).to(dtype) for _ in range(2))
+    try:
+        with torch.inference_mode():
+            product_s = min(_seconds(partial(torch.mm, a, b), device) for _ in range(ROOF_REPETITIONS))
+    except RuntimeError as error:
+        raise BackendError(
+            f"dtype: expected one that {device} multiplies, got {dtype} ({str(error).splitlines()[0]})"
+        ) from None
+    return Roof(2 * n_bytes / copy_s, 2 * width**3 / product_s)
+
+
+def moved_bytes(engine: Engine, rows: int) -> int:
+    """Return the least bytes that a pass over `rows` rows moves: each weight once, the rows in and out."""
+    config = engine.config
+    return (config.parameter_count + rows * (config.width_in + config.width_out)) * engine.dtype.itemsize
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    """Lay the measurements out as text, quartiles in brackets."""
+    lines = [
+        f"{'rows':>6}  {'backend':9} {'median us':>10}  {'quartiles':>19}  {'eager / it':>10}  {'quartiles':>12}  "
+        f"{'GB/s':>7}  {'TFLOP/s':>8}  {'% of roof':>9}"
+    ]
+    for it in measurements:
+        ratio = (
+            f"{'':>10}  {'':>12}"
+            if it.ratio is None
+            else f"{it.ratio:>10.2f}  {f'{it.ratio_q1:.2f} .. {it.ratio_q3:.2f}':>12}"
+        )
+        lines.append(
+            f"{it.rows:>6}  {it.backend:9} {it.median_us:>10.1f}  {f'{it.q1_us:.1f} .. {it.q3_us:.1f}':>19}  {ratio}  "
+            f"{it.gb_s:>7.1f}  {it.tflop_s:>8.3f}  {it.percent_of_roof:>9.0f}"
+        )
+    return "\n".join(lines)
+
+
+def geometric_means(measurements: Sequence[Measurement], against: str = "eager") -> dict[str, float]:
+    """Return for each backend the geometric mean over row counts of the time of `against` over its own.
+
+    Empty where `against` was not measured.
+    """
+    base = {it.rows: it.median_us for it in measurements if it.backend == against}
+    if not base:
+        return {}
+    names = dict.fromkeys(it.backend for it in measurements)
+    return {
+        name: statistics.geometric_mean(base[it.rows] / it.median_us for it in measurements if it.backend == name)
+        for name in names
+        if name != against
+    }
+
+
+def _measurement(
+    engine: Engine, rows: int, name: str, seconds: Mapping[str, Sequence[float]], roof: Roof
+) -> Measurement:
+    q1, median, q3 = quartiles(seconds[name])
+    ratios: tuple[float | None, ...] = (None, None, None)
+    if "eager" in seconds:
+        ratios = quartiles([eager / it for eager, it in zip(seconds["eager"], seconds[name], strict=True)])
+    n_bytes, flops = moved_bytes(engine, rows), rows * engine.config.flops_per_row
+    return Measurement(
+        rows=rows,
+        backend=name,
+        implementation=str(engine.backends[name].implementation),
+        median_us=median * 1e6,
+        q1_us=q1 * 1e6,
+        q3_us=q3 * 1e6,
+        ratio=ratios[1],
+        ratio_q1=ratios[0],
+        ratio_q3=ratios[2],
+        gb_s=n_bytes / median / 1e9,
+        tflop_s=flops / median / 1e12,
+        percent_of_roof=100 * roof.least_seconds(n_bytes, flops) / median,
+    )
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the first quartile, the median and the third quartile; of one value, that value thrice."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")
+    return q1, median, q3
+
+
+def _pass(engine: Engine, x: Tensor, name: str) -> Callable[[], Tensor]:
+    return partial(engine.run, x, name)
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter()
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start

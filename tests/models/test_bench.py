@@ -1,0 +1,146 @@
+"""What `python -m models bench` measures and says; no test relies on how long anything takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import bench
+from models.__main__ import main
+from models.bench import Measurement, Roof
+from models.engine import load_engine
+from models.errors import BackendUnavailableError, InputError
+
+CPU = torch.device("cpu")
+ROOF = Roof(bytes_per_s=10e9, flops_per_s=100e9)
+
+
+@pytest.fixture(autouse=True)
+def _small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(bench.PRODUCT_WIDTH, "cpu", 16)
+
+
+def measurement(rows: int, backend: str, median_us: float) -> Measurement:
+    return Measurement(rows, backend, "torch", median_us, 1, 1, None, None, None, 1, 1, 1)
+
+
+def test_a_round_times_every_pass_once_and_starts_with_another_each_time() -> None:
+    order: list[str] = []
+    passes = {name: (lambda name=name: order.append(name)) for name in "abc"}
+    seconds = bench.interleaved(passes, 3, CPU)
+    assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb"  # an untimed pass goes before each timed one
+    assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3, "c": 3}
+    assert all(time > 0 for times in seconds.values() for time in times)
+
+
+def test_a_cold_pass_comes_after_a_write_in_place_of_an_untimed_pass() -> None:
+    evict = torch.zeros(4, dtype=torch.uint8)
+    seen: list[int] = []
+    bench.interleaved({"a": lambda: seen.append(int(evict[0]))}, 3, CPU, evict)
+    assert seen == [0, 1, 0]
+
+
+def test_the_roof_is_the_larger_of_moving_and_computing() -> None:
+    assert ROOF.least_seconds(moved_bytes=20 * 10**9, flops=10**9) == 2.0
+    assert ROOF.least_seconds(moved_bytes=10**9, flops=300 * 10**9) == 3.0
+
+
+def test_the_least_bytes_are_the_weights_and_the_rows() -> None:
+    engine = load_engine("digits", dtype="bfloat16", backends=("eager",))
+    weights = sum(each.numel() for each in engine._backends["eager"].model.parameters())
+    assert bench.moved_bytes(engine, 7) == 2 * (weights + 7 * (64 + 10))
+
+
+def test_figures_follow_from_the_times() -> None:
+    engine = load_engine("digits", backends=("eager", "fused"))
+    seconds = {"eager": [4e-3, 6e-3, 8e-3], "fused": [2e-3, 2e-3, 2e-3]}
+    found = bench._measurement(engine, 5, "fused", seconds, ROOF)
+    flops, n_bytes = 5 * engine.config.flops_per_row, bench.moved_bytes(engine, 5)
+    assert (found.median_us, found.ratio, found.ratio_q1, found.ratio_q3) == pytest.approx((2000, 3, 2.5, 3.5))
+    assert found.gb_s == pytest.approx(n_bytes / 2e-3 / 1e9)
+    assert found.tflop_s == pytest.approx(flops / 2e-3 / 1e12)
+    assert found.percent_of_roof == pytest.approx(100 * max(n_bytes / 10e9, flops / 100e9) / 2e-3)
+    assert found.implementation == "onednn"
+
+
+def test_there_is_no_ratio_where_eager_is_not_measured() -> None:
+    engine = load_engine("digits", backends=("fused",))
+    (found,) = bench.bench(engine, [2], ROOF, repetitions=1)
+    assert found.ratio is found.ratio_q1 is found.ratio_q3 is None
+    assert bench.geometric_means([found]) == {}
+    assert " 2  fused " in bench.table([found])
+
+
+def test_geometric_means_are_over_row_counts() -> None:
+    found = [
+        *(measurement(1, "eager", 80), measurement(1, "fused", 10)),
+        *(measurement(8, "eager", 80), measurement(8, "fused", 40)),
+    ]
+    assert bench.geometric_means(found) == {"fused": pytest.approx(4)}
+    assert bench.geometric_means(found, against="fused") == {"eager": pytest.approx(0.25)}
+
+
+def test_quartiles_of_few_values() -> None:
+    assert bench.quartiles([3.0]) == (3, 3, 3)
+    assert bench.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2, 3, 4)
+
+
+@pytest.mark.parametrize(("rows", "repetitions"), [([], 1), ([0], 1), ([1], 0)])
+def test_nothing_is_timed_no_times(rows: list[int], repetitions: int) -> None:
+    with pytest.raises(InputError, match="expected positive integers"):
+        bench.bench(load_engine("digits"), rows, ROOF, repetitions)
+
+
+def test_a_backend_that_cannot_run_stops_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.backends.fused.unavailable", lambda _: "no post-ops here")
+    with pytest.raises(BackendUnavailableError, match="no post-ops here"):
+        bench.bench(load_engine("digits"), [1], ROOF)
+
+
+def test_a_roof_is_measured() -> None:
+    roof = bench.measure_roof(CPU, torch.float32)
+    assert roof.bytes_per_s > 0
+    assert roof.flops_per_s > 0
+
+
+def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "bench.json"
+    assert main(["bench", "digits", "--rows", "1,3", "--backends", "eager,fused", "--threads", "1", "--repetitions", "2", "--json", str(path)]) == 0  # fmt: skip  # noqa: E501
+    out = capsys.readouterr().out
+    assert "roof: copy" in out
+    assert "geometric mean of eager's time over fused's" in out
+    document = json.loads(path.read_text())
+    assert [(it["rows"], it["backend"], it["implementation"]) for it in document["bench"]] == [
+        *((1, "eager", "torch"), (1, "fused", "onednn")),
+        *((3, "eager", "torch"), (3, "fused", "onednn")),
+    ]
+    facts = document["conditions"]
+    assert (facts["threads"], facts["dtype"], facts["repetitions"], facts["is_cold"]) == (1, "float32", 2, False)
+    assert facts["torch"] == torch.__version__
+    assert facts["model"]["name"] == "digits"
+    assert all(it["ratio"] == 1 for it in document["bench"] if it["backend"] == "eager")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["digits", "--rows", "1,x"], "expected positive integers with commas between, got '1,x'"),
+        (["digits", "--rows", "0"], "expected positive integers with commas between, got '0'"),
+        (["digits", "--repetitions", "0"], "expected a positive integer, got '0'"),
+        (["digits", "--backends", "fusd"], "expected one of eager, compiled, fused, got 'fusd'"),
+        (["digits", "--dtype", "int8"], "dtype: expected one of float32"),
+        (["nowhere"], "nowhere"),
+    ],
+    ids=lambda it: "-".join(it) if isinstance(it, list) else "",
+)
+def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+    try:
+        status = main(["bench", *arguments])
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert captured.err.count("\n") == 1
+    assert sentence in captured.err
