@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -27,11 +27,13 @@ class BackendStatus:
         implementation: what runs it ("torch", "inductor", "onednn"); None where nothing does.
         state: cold can run and is not warmed up, ready is warmed up, unavailable cannot run.
         reason: why it is unavailable, one sentence without a full stop; None otherwise.
+        note: what is worth knowing about how it runs, for one that a capture failed; None for nothing.
     """
 
     implementation: str | None
     state: Literal["cold", "ready", "unavailable"]
     reason: str | None = None
+    note: str | None = None
 
 
 class Engine:
@@ -83,7 +85,10 @@ class Engine:
         if x.shape[0] == 0:
             return torch.empty((*leading, self.config.width_out), dtype=self.dtype, device=self.device)
         self._set_threads()
-        return runner(x).reshape(*leading, self.config.width_out)
+        result = runner(x).reshape(*leading, self.config.width_out)
+        if runner.note != self._statuses[backend].note:
+            self._statuses[backend] = replace(self._statuses[backend], note=runner.note)
+        return result
 
     @torch.inference_mode()
     def warm_up(self, max_rows: int, progress: Callable[[str, int, int], None] | None = None) -> None:
@@ -114,7 +119,7 @@ class Engine:
                 del self._backends[name]
                 self._statuses[name] = _status(f"its warm-up failed with {sentence(error)}")
             else:
-                self._statuses[name] = BackendStatus(backend.implementation, "ready")
+                self._statuses[name] = BackendStatus(backend.implementation, "ready", note=backend.note)
 
     def _available(self, name: str) -> Backend:
         status = self._statuses.get(name)

@@ -20,7 +20,7 @@ from models.mlp import MLP
 _PLANS = {
     "eager": {"cpu": "models.backends.eager:Eager", "cuda": "models.backends.eager:Eager"},
     "compiled": {"cpu": "models.backends.compiled:CompiledOnCPU", "cuda": "models.backends.compiled:CompiledOnCUDA"},
-    "fused": {"cpu": "models.backends.fused:FusedOnCPU"},
+    "fused": {"cpu": "models.backends.fused:FusedOnCPU", "cuda": "models.backends.fused_cuda:FusedOnCUDA"},
 }
 NAMES = tuple(_PLANS)
 
@@ -57,6 +57,11 @@ class Backend(ABC):
 
         Dtype and device are the model's. The result is the caller's to keep.
         """
+
+    @property
+    def note(self) -> str | None:
+        """What is worth knowing about how it runs here, one sentence without a full stop; None for nothing."""
+        return None
 
     def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
         """Ready every row count from 1 to `max_rows`: afterwards none of them compiles anything.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.backends import Backend
+from models.backends.graphs import Bucketed, captured
 from models.config import ModelConfig
 from models.mlp import MLP
 
@@ -58,17 +59,13 @@ class CompiledOnCPU(Backend):
         return self._run(torch.empty(x.shape, dtype=x.dtype).copy_(x))
 
 
-class CompiledOnCUDA(Backend):
+class CompiledOnCUDA(Bucketed):
     """One static graph for each power of two of rows, padded up to, captured once and replayed as a CUDA graph.
 
     Static shapes let Inductor choose its tiles; the replay spares the launches that dominate at few rows.
     """
 
     implementation = "inductor"
-
-    def __init__(self, model: MLP, config: ModelConfig) -> None:
-        super().__init__(model, config)
-        self._replays: dict[int, Callable[[Tensor], Tensor]] = {}
 
     @classmethod
     def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
@@ -79,64 +76,9 @@ class CompiledOnCUDA(Backend):
             return f"Inductor needs Triton to write kernels for {device}, and finds none that works there"
         return missing_toolchain()
 
-    def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
-        """See `Backend`; each bucket up to the one that holds `max_rows` is captured."""
-        sizes = buckets(max_rows)
-        progress(0, len(sizes))
-        for done, size in enumerate(sizes, start=1):
-            self._ready(size)
-            progress(done, len(sizes))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See `Backend`; more rows than were readied for go through the largest bucket in parts."""
-        if not self._replays:
-            self._ready(bucket(x.shape[0]))
-        largest = max(self._replays)
-        parts = [x[start : start + largest] for start in range(0, x.shape[0], largest)]
-        results = [self._ready(bucket(part.shape[0]))(part) for part in parts]
-        return results[0] if len(results) == 1 else torch.cat(results)
-
-    def _ready(self, size: int) -> Callable[[Tensor], Tensor]:
-        if size not in self._replays:
-            self._replays[size] = captured(compiled_once(self.model), self.zeros(size))
-        return self._replays[size]
-
-
-def captured(run: Callable[[Tensor], Tensor], held: Tensor) -> Callable[[Tensor], Tensor]:
-    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
-
-    Padding rows hold what the last call left there; rows do not see each other.
-
-    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
-    """
-    with torch.cuda.device(held.device):
-        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            for _ in range(3):  # compiles, then settles the allocator and the libraries' workspaces
-                run(held)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: other threads' CUDA calls must not invalidate the capture.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = run(held)
-
-    def replay(x: Tensor) -> Tensor:
-        held[: x.shape[0]].copy_(x)
-        graph.replay()
-        return result[: x.shape[0]].clone()
-
-    return replay
-
-
-def bucket(rows: int) -> int:
-    """Return the power of two that `rows` is padded up to."""
-    return 1 << (rows - 1).bit_length()
-
-
-def buckets(max_rows: int) -> Sequence[int]:
-    """Return the powers of two up to the first one that holds `max_rows`."""
-    return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
+    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+        """Compile and capture a bucket."""
+        return captured(compiled_once(self.model), self.zeros(size))
 
 
 def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:

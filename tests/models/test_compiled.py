@@ -13,7 +13,8 @@ from torch._dynamo.utils import counters
 
 from models import weights
 from models.backends import compiled
-from models.backends.compiled import CompiledOnCPU, CompiledOnCUDA, bucket, buckets, compiled_once, missing_toolchain
+from models.backends.compiled import CompiledOnCPU, CompiledOnCUDA, compiled_once, missing_toolchain
+from models.backends.graphs import bucket, buckets
 from models.config import ModelConfig
 from models.engine import BackendStatus, Engine, load_engine
 from models.mlp import MLP

@@ -36,7 +36,7 @@ def test_a_bare_word_is_the_bundled_model_and_a_path_the_directory(
 def test_what_is_not_there_is_refused_with_the_names_there_are(asked: str, found: str) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(asked)
-    assert "expected a directory or one of the bundled models digits, got" in str(caught.value)
+    assert "expected a directory or one of the bundled models digits, geglu-768, got" in str(caught.value)
     assert str(caught.value).endswith(f"which is {found}")
 
 

@@ -242,7 +242,7 @@ def test_a_backend_whose_warm_up_fails_becomes_unavailable_and_leaves_the_others
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("probe", "the compiler is out"), ("plan", "there is no fused backend for cpu yet, only for cpu")],
+    [("probe", "the compiler is out"), ("plan", "there is no fused backend for cpu yet, only for cpu, cuda")],
 )
 def test_a_backend_that_cannot_run_here_says_so_at_load(
     directory: Path, broken: Callable[[str], None], where: str, reason: str

@@ -53,13 +53,13 @@ def form(value: object) -> str | None:
     return "-".join(map(str, value.values())) if isinstance(value, dict) else None
 
 
-def faults(engine: Engine, backend: str) -> list[str]:
+def faults(engine: Engine, backend: str, row_draws: dict[int, int] = DRAWS) -> list[str]:
     """Return what the rule says of `backend` for each row count; exact are the engine's own weights in float64."""
     exact_model = copy.deepcopy(engine._backends["eager"].model).double()
     products = 2 * engine.config.depth + 2  # up and down in each block, stem, head
     generator = torch.Generator().manual_seed(0)
     found = []
-    for count, draws in DRAWS.items():
+    for count, draws in row_draws.items():
         rows = torch.randn(draws, count, engine.config.width_in, generator=generator).to(engine.dtype)
         with torch.inference_mode():
             exact = exact_model(rows.double())

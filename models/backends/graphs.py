@@ -1,0 +1,102 @@
+"""CUDA graphs: one for each power of two of rows, captured once and replayed."""
+
+import gc
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.backends import Backend
+from models.config import ModelConfig
+from models.mlp import MLP
+
+
+class Bucketed(Backend):
+    """A backend that runs rows padded up to a power of two, each power readied by `ready`."""
+
+    def __init__(self, model: MLP, config: ModelConfig) -> None:
+        super().__init__(model, config)
+        self._replays: dict[int, Callable[[Tensor], Tensor]] = {}
+
+    @abstractmethod
+    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+        """Make what runs from 1 to `size` rows; asked for once a size."""
+
+    def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
+        """See `Backend`; each bucket up to the one that holds `max_rows` is readied."""
+        sizes = buckets(max_rows)
+        progress(0, len(sizes))
+        for done, size in enumerate(sizes, start=1):
+            self._replay(size)
+            progress(done, len(sizes))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `Backend`; more rows than were readied for go through the largest bucket in parts."""
+        if not self._replays:
+            self._replay(bucket(x.shape[0]))
+        largest = max(self._replays)
+        parts = [x[start : start + largest] for start in range(0, x.shape[0], largest)]
+        results = [self._replay(bucket(part.shape[0]))(part) for part in parts]
+        return results[0] if len(results) == 1 else torch.cat(results)
+
+    def _replay(self, size: int) -> Callable[[Tensor], Tensor]:
+        if size not in self._replays:
+            self._replays[size] = self.ready(size)
+        return self._replays[size]
+
+
+def captured(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any = None) -> Callable[[Tensor], Tensor]:
+    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
+
+    Padding rows hold what the last call left there; rows do not see each other.
+
+    Args:
+        run: reads its argument and allocates its result.
+        held: what it is captured on; kept.
+        pool: a handle of `torch.cuda.graph_pool_handle`: memory for graphs that are never replayed at the same time.
+
+    Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
+    """
+    with torch.cuda.device(held.device):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):  # compiles, then settles the allocator and the libraries' workspaces
+                run(held)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: other threads' CUDA calls must not invalidate the capture.
+        with _uncollected(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+            result = run(held)
+
+    def replay(x: Tensor) -> Tensor:
+        held[: x.shape[0]].copy_(x)
+        graph.replay()
+        return result[: x.shape[0]].clone()
+
+    return replay
+
+
+def bucket(rows: int) -> int:
+    """Return the power of two that `rows` is padded up to."""
+    return 1 << (rows - 1).bit_length()
+
+
+def buckets(max_rows: int) -> Sequence[int]:
+    """Return the powers of two up to the first one that holds `max_rows`."""
+    return [1 << power for power in range((max_rows - 1).bit_length() + 1)]
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Collect no garbage: what finalises a kernel or a graph then would invalidate the capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

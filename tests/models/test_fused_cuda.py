@@ -1,0 +1,343 @@
+"""The plan for GPUs, its kernels interpreted on the CPU; what a real GPU does is for the tests marked gpu."""
+
+import gc
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.linear import linear
+from models import backends
+from models.backends import fused_cuda, graphs, paths
+from models.backends.fused_cuda import FusedOnCUDA
+from models.backends.paths import HiddenPath
+from models.config import Activation, ModelConfig, NormKind, NormPosition
+from models.engine import Engine, load_engine
+from tests.models.test_numerics import faults, form
+
+Configs = Callable[..., ModelConfig]
+Writer = Callable[[ModelConfig], Path]
+Load = Callable[..., Engine]
+
+DRAWS = {1: 3, 17: 1}  # interpreted, each run is slow
+WIDTHS = {"in_features": 19, "out_features": 83, "dim": 40, "hidden": 50}
+FORMS: list[tuple[str, HiddenPath, dict[str, Any]]] = [
+    *(
+        (dtype, path, {"activation": "gelu_tanh", "gated": True, "kind": "rms", "position": "pre", "bias": False})
+        for dtype in ("float32", "bfloat16", "float16")
+        for path in get_args(HiddenPath)
+    ),
+    ("float32", "split", {"activation": "gelu", "gated": True, "kind": "layer", "position": "pre", "bias": True}),
+    ("float32", "dual", {"activation": "gelu", "gated": True, "kind": "layer", "position": "both", "bias": True}),
+    ("float32", "library", {"activation": "relu", "gated": True, "kind": "rms", "position": "both", "bias": True}),
+    ("bfloat16", "dual", {"activation": "silu", "gated": True, "kind": "rms", "position": "both", "bias": False}),
+    ("bfloat16", "dual", {"activation": "silu", "gated": True, "kind": "layer", "position": "post", "bias": True}),
+    ("float32", "dual", {"activation": "gelu", "gated": False, "kind": "layer", "position": "post", "bias": True}),
+    ("bfloat16", "dual", {"activation": "gelu_tanh", "gated": False, "kind": "rms", "position": "pre", "bias": True}),
+    ("float32", "dual", {"activation": "silu", "gated": False, "kind": "layer", "position": "both", "bias": False}),
+    ("float32", "dual", {"activation": "relu", "gated": True, "kind": "none", "position": "pre", "bias": False}),
+    ("float32", "dual", {"activation": "gelu", "gated": True, "kind": "none", "position": "both", "bias": True}),
+]
+
+
+@pytest.fixture
+def load(tiny: Configs, write_model: Writer, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a model with the plan for GPUs in place of the CPU's."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are interpreted only where there is no GPU")
+    monkeypatch.setitem(backends._PLANS["fused"], "cpu", "models.backends.fused_cuda:FusedOnCUDA")
+    monkeypatch.setattr(FusedOnCUDA, "unavailable_reason", lambda *_: None)
+
+    def make(dtype: str = "float32", path: HiddenPath = "dual", **changes: Any) -> Engine:
+        monkeypatch.setattr(fused_cuda, "choose", lambda *_: path)
+        return load_engine(write_model(tiny(**{**WIDTHS, **changes})), dtype=dtype)
+
+    return make
+
+
+def plan_of(engine: Engine) -> FusedOnCUDA:
+    plan = engine._backends["fused"]
+    assert isinstance(plan, FusedOnCUDA)
+    return plan
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note every operator that the plan calls."""
+    noted: list[str] = []
+    names = ("linear", "gated_linear", "gated_activation", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+
+    def noting(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            noted.append(name)
+            return op(*arguments, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(fused_cuda, name, noting(name, getattr(fused_cuda, name)))
+    return noted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "path", "choices"), FORMS, ids=lambda it: form(it) or str(it))
+def test_the_plan_is_as_exact_as_eager(load: Load, dtype: str, path: HiddenPath, choices: dict[str, Any]) -> None:
+    assert faults(load(dtype, path, **choices), "fused", DRAWS) == []
+
+
+def test_each_choice_occurs_among_the_forms() -> None:
+    for choice, values in {
+        "activation": get_args(Activation),
+        "gated": (True, False),
+        "kind": get_args(NormKind),
+        "position": get_args(NormPosition),
+        "bias": (True, False),
+    }.items():
+        assert {choices[choice] for _, _, choices in FORMS} == set(values)
+
+
+def erf_for_tanh(plan: FusedOnCUDA) -> None:
+    for block in plan._blocks:
+        block.hidden.activation = "gelu"
+
+
+def gate_and_up_swapped(plan: FusedOnCUDA) -> None:
+    for block in plan._blocks:
+        assert block.hidden.gate is not None
+        block.hidden.gate, block.hidden.up = block.hidden.up, block.hidden.gate
+
+
+def norm_dropped(plan: FusedOnCUDA) -> None:
+    plan._blocks[-1].pre_norm = None
+
+
+def block_dropped(plan: FusedOnCUDA) -> None:
+    plan._blocks.pop()
+
+
+@pytest.mark.parametrize(
+    "mutate", [erf_for_tanh, gate_and_up_swapped, norm_dropped, block_dropped], ids=lambda it: it.__name__
+)
+def test_the_rule_sees_a_mistake(load: Load, mutate: Callable[[FusedOnCUDA], None]) -> None:
+    engine = load()
+    mutate(plan_of(engine))
+    assert len(faults(engine, "fused", DRAWS)) == 2 * len(DRAWS)
+
+
+def test_the_rule_sees_a_dropped_residual(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without(*arguments: Any, **_: Any) -> Any:
+        return linear(*arguments)
+
+    engine = load()
+    monkeypatch.setattr(fused_cuda, "linear", without)
+    assert len(faults(engine, "fused", DRAWS)) == 2 * len(DRAWS)
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "expected"),
+    [
+        ("dual", {}, ["rms_norm", "gated_linear", "linear"] * 2),
+        ("library", {}, ["rms_norm", "gated_activation", "linear"] * 2),
+        ("split", {}, ["rms_norm", "linear", "gated_activation", "linear"] * 2),
+        ("dual", {"gated": False, "kind": "layer"}, ["layer_norm", "linear", "linear"] * 2),
+        ("dual", {"position": "post"}, ["gated_linear", "linear", "rms_norm"] * 2),
+        (
+            "dual",
+            {"position": "both", "kind": "layer"},
+            [
+                *("layer_norm", "gated_linear", "linear", "layer_norm"),
+                *("add_layer_norm", "gated_linear", "linear", "layer_norm"),
+            ],
+        ),
+        ("dual", {"kind": "none"}, ["gated_linear", "linear"] * 2),
+    ],
+)
+def test_a_block_takes_the_kernels_that_the_module_names(
+    load: Load, launches: list[str], path: HiddenPath, changes: dict[str, Any], expected: list[str]
+) -> None:
+    engine = load("float32", path, **{"in_features": None, "out_features": None, **changes})
+    engine.run(torch.zeros(2, 40), "fused")
+    assert launches == expected
+
+
+def test_a_wide_norm_is_pytorchs(load: Load, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_cuda, "WIDEST", 39)
+    engine = load(position="both")
+    assert faults(engine, "fused", {3: 4}) == []
+    assert not {"rms_norm", "add_rms_norm"} & set(launches)
+
+
+def test_no_result_is_an_operand(load: Load) -> None:
+    engine = load(in_features=None, out_features=None)
+    rows = torch.randn(3, 40)
+    kept = rows.clone()
+    first = engine.run(rows, "fused")
+    again = first.clone()
+    engine.run(rows + 1, "fused")
+    assert torch.equal(rows, kept)
+    assert torch.equal(first, again)
+
+
+def test_warm_up_readies_each_bucket_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    ready = FusedOnCUDA.ready
+
+    def noting(plan: FusedOnCUDA, size: int) -> Callable[[Tensor], Tensor]:
+        sizes.append(size)
+        return ready(plan, size)
+
+    monkeypatch.setattr(FusedOnCUDA, "ready", noting)
+    engine = load()
+    engine.warm_up(5)
+    rows = torch.randn(13, 19)
+    result = engine.run(rows, "fused")  # past the largest bucket, in parts
+    assert sizes == [1, 2, 4, 8]
+    torch.testing.assert_close(result, engine.run(rows, "eager"), rtol=1e-4, atol=1e-4)
+    assert engine.backends["fused"].implementation == "triton"
+
+
+@pytest.fixture
+def on_a_gpu(load: Load, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """An engine whose plan takes its device for a GPU; what it captures with is for the test to replace."""
+    engine = load()
+    plan_of(engine).device = torch.device("cuda")
+    monkeypatch.setattr(FusedOnCUDA, "path", lambda *_: "dual")
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
+    return engine
+
+
+def test_all_buckets_share_one_pool(on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def capture(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any) -> Callable[[Tensor], Tensor]:
+        seen.append((held.shape[0], pool))
+        return run
+
+    monkeypatch.setattr(fused_cuda, "captured", capture)
+    on_a_gpu.warm_up(3)
+    assert seen == [(1, (0, 7)), (2, (0, 7)), (4, (0, 7))]
+    assert on_a_gpu.backends["fused"].note is None
+
+
+def test_where_capture_fails_the_launches_are_plain_and_the_status_says_why(
+    on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(run: Any, held: Tensor, pool: Any) -> Any:
+        if held.shape[0] > 1:
+            raise RuntimeError("operation not permitted\nwhen stream is capturing")
+        return run
+
+    monkeypatch.setattr(fused_cuda, "captured", capture)
+    on_a_gpu.warm_up(1)
+    assert on_a_gpu.backends["fused"].note is None
+    on_a_gpu.warm_up(4)
+    status = on_a_gpu.backends["fused"]
+    assert (status.state, status.reason) == ("ready", None)
+    assert status.note == (
+        "plain launches in place of a CUDA graph for up to 2, 4 rows, whose capture failed with RuntimeError: "
+        "operation not permitted"
+    )
+    assert faults(on_a_gpu, "fused", {3: 4}) == []
+
+
+def test_a_run_that_meets_a_failing_capture_says_so_in_the_status(
+    on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(run: Any, held: Tensor, pool: Any) -> Any:
+        raise RuntimeError("no graphs today")
+
+    monkeypatch.setattr(fused_cuda, "captured", capture)
+    on_a_gpu.run(torch.zeros(2, 19), "fused")
+    status = on_a_gpu.backends["fused"]
+    assert status.state == "cold"
+    assert str(status.note).endswith("no graphs today")
+
+
+def test_a_kernel_that_fails_is_no_matter_of_capturing(on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the kernel")
+
+    monkeypatch.setattr(fused_cuda, "gated_linear", fail)
+    on_a_gpu.warm_up(1)
+    assert on_a_gpu.backends["fused"].reason == "its warm-up failed with RuntimeError: the kernel"
+
+
+def test_a_dtype_that_the_kernels_do_not_take_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    assert FusedOnCUDA.unavailable_reason(torch.device("cuda"), torch.bfloat16) is None
+    reason = FusedOnCUDA.unavailable_reason(torch.device("cuda"), torch.float64)
+    assert reason == "the kernels take float32, float16 or bfloat16, not torch.float64"
+
+
+def test_without_triton_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    reason = FusedOnCUDA.unavailable_reason(torch.device("cuda"), torch.bfloat16)
+    assert reason == "the kernels need Triton, and none is found that works on cuda"
+
+
+def test_no_garbage_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    was_enabled: list[bool] = []
+    modes: list[str] = []
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    @contextmanager
+    def here(*_: Any, capture_error_mode: str | None = None) -> Any:
+        modes.extend(filter(None, [capture_error_mode]))
+        yield
+
+    for name, stand_in in {
+        "device": here,
+        "stream": here,
+        "graph": here,
+        "Stream": Stream,
+        "current_stream": Stream,
+        "CUDAGraph": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def run(x: Tensor) -> Tensor:
+        was_enabled.append(gc.isenabled())
+        return x
+
+    graphs.captured(run, torch.zeros(1))
+    assert was_enabled == [True, True, True, False]
+    assert gc.isenabled()
+    assert modes == ["thread_local"]
+
+
+def test_the_default_path_follows_from_the_shapes() -> None:
+    half, single = torch.bfloat16, torch.float32
+    assert paths.default(half, 768, 3072, 1, 132) == "dual"
+    assert paths.default(half, 768, 1024, 64, 132) == "split"  # 32 tiles would leave 100 multiprocessors idle
+    assert paths.default(half, 768, 3072, 8192, 132) == "dual"
+    assert paths.default(half, 4096, 14336, 8192, 132) == "library"
+    assert paths.default(single, 768, 3072, 8192, 132) == "library"
+
+
+def test_a_measured_path_goes_before_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "paths.json"
+    file.write_text('{"Some GPU": {"bfloat16": {"768x3072": {"8": "split"}}}}')
+    monkeypatch.setattr(paths, "FILE", file)
+    paths.table.cache_clear()
+    try:
+        assert paths.choose("Some GPU", torch.bfloat16, 768, 3072, 8, 132) == "split"
+        assert paths.choose("Some GPU", torch.bfloat16, 768, 3072, 16, 132) == "dual"
+        assert paths.choose("Other GPU", torch.bfloat16, 768, 3072, 8, 132) == "dual"
+        file.write_text('{"Some GPU": {"bfloat16": {"768x3072": {"8": "best"}}}}')
+        paths.table.cache_clear()
+        with pytest.raises(ValueError, match="768x3072, 8 rows: expected one of dual, library, split, got 'best'"):
+            paths.choose("Some GPU", torch.bfloat16, 768, 3072, 8, 132)
+    finally:
+        paths.table.cache_clear()
+
+
+def test_the_shipped_table_is_sound() -> None:
+    paths.table.cache_clear()
+    paths.table()
