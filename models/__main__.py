@@ -1,4 +1,4 @@
-"""The command line: ``python -m models new|import|train|inspect|run|bench``."""
+"""The command line: ``python -m models new|import|train|inspect|run|bench|profile``."""
 
 import argparse
 import io
@@ -196,6 +196,45 @@ def bench(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def profile(options: argparse.Namespace) -> None:
+    """Show the operators and kernels of one forward pass of each backend."""
+    from contextlib import ExitStack
+
+    from models import profile as profile_module
+    from models.conditions import conditions, described
+
+    with ExitStack() as stack:
+        if "compiled" in options.backends:
+            import torch._inductor.config
+
+            # Otherwise what Inductor writes in C++ leaves no trace.
+            stack.enter_context(torch._inductor.config.patch({"cpp.enable_kernel_profile": sys.platform == "linux"}))
+        engine = _warm_engine(options, options.rows)
+    profiles = []
+    with Progress("profiling") as progress:
+        for done, name in enumerate(engine.backends):
+            progress(done, len(engine.backends), name)
+            trace = options.trace and profile_module.trace_path(options.trace, name, len(engine.backends))
+            profiles.append(profile_module.profile(engine, options.rows, name, trace))
+    facts = conditions(engine.device, engine.dtype, engine.threads)
+    print(f"{engine.config.name}: {_size(engine.config)}")
+    print(described(facts))
+    for each in profiles:
+        print(profile_module.table(each))
+    if options.json is not None:
+        document = {
+            "conditions": {
+                **facts,
+                "model": engine.config.to_dict(),
+                "forwards": profile_module.FORWARDS,
+            },
+            "profile": [each.to_dict() for each in profiles],
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if options.png is not None:
+        profile_module.chart(profiles, options.png)
+
+
 def _warm_engine(options: argparse.Namespace, max_rows: int) -> "Engine":
     from models.bench import require_available
     from models.engine import load_engine
@@ -366,6 +405,14 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--repetitions", type=_positive, default=31, metavar="N", help="rounds; default: 31")
     command.add_argument("--cold", action="store_true", help="empty the caches before each pass")
     command.set_defaults(run=bench)
+
+    command = commands.add_parser(
+        "profile", parents=[measurer], help="show what a forward pass is made of", description=profile.__doc__
+    )
+    command.add_argument("--rows", type=_positive, default=64, metavar="N", help="default: 64")
+    command.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs matplotlib)")
+    command.add_argument("--trace", type=Path, metavar="FILE", help="write traces for Perfetto, one a backend")
+    command.set_defaults(run=profile)
     return parser
 
 

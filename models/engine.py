@@ -121,6 +121,14 @@ class Engine:
             else:
                 self._statuses[name] = BackendStatus(backend.implementation, "ready", note=backend.note)
 
+    def runner(self, name: str) -> Backend:
+        """Return what runs the backend `name`, to be called under ``torch.inference_mode`` on rows that fit it.
+
+        Raises:
+            UnknownBackendError, BackendUnavailableError: as `run`.
+        """
+        return self._available(name)
+
     def _available(self, name: str) -> Backend:
         status = self._statuses.get(name)
         if status is None:

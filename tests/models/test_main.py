@@ -223,7 +223,7 @@ def test_run_with_a_backend_that_does_not_exist_lists_those_that_do(
 
 
 def test_every_command_has_help_that_ends_well(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("new", "import", "train", "inspect", "run", "bench"):
+    for command in ("new", "import", "train", "inspect", "run", "bench", "profile"):
         with pytest.raises(SystemExit) as stop:
             main([command, "--help"])
         assert stop.value.code == 0

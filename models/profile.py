@@ -1,0 +1,218 @@
+"""Shows what a forward pass is made of: the operators and kernels of each backend, their counts, times and bytes.
+
+An operator is what PyTorch dispatches on the outermost level, a kernel what a GPU runs. Bytes are each operand read
+once and the result written once, from the shapes that PyTorch records; what is compiled or replayed as a graph records
+none.
+
+Source: https://docs.pytorch.org/docs/stable/profiler.html.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity
+
+from models.engine import Engine
+from models.errors import InputError
+
+FORWARDS = 10
+
+# Kernels of Inductor's C++ are no operators; they bear these names where it is told to note them.
+_COMPILED_KERNELS = ("graph_", "cpp_fused")
+_PRODUCTS = ("linear", "addmm", "::mm", "::matmul")
+_NAME_WIDTH = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One operator or kernel in one forward pass.
+
+    Attributes:
+        level: "operator" or "kernel".
+        name: PyTorch's for an operator, the compiler's for a kernel.
+        count: how often a pass; time_us and bytes are of all of them together.
+        time_us: mean over the passes; for an operator the host's, what it calls included.
+        bytes: None where no shapes are recorded.
+    """
+
+    level: str
+    name: str
+    count: float
+    time_us: float
+    bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a backend's forward pass is made of, the longest line first within operators and within kernels."""
+
+    backend: str
+    implementation: str
+    rows: int
+    lines: tuple[Line, ...]
+
+    def count(self, level: str) -> float:
+        """Return how many operators or kernels a pass has."""
+        return sum(line.count for line in self.lines if line.level == level)
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what JSON holds."""
+        totals = {f"{level}s": self.count(level) for level in ("operator", "kernel")}
+        lines = [{**asdict(line), "time_us": round(line.time_us, 2)} for line in self.lines]
+        return {**asdict(self), **totals, "lines": lines}
+
+
+def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) -> Profile:
+    """Profile `FORWARDS` passes of one backend, after as many that are not profiled.
+
+    Args:
+        engine: it is best warmed up.
+        rows: how many rows, positive.
+        backend: a name among the engine's.
+        trace: where to write a trace for https://ui.perfetto.dev.
+
+    Raises:
+        InputError: `rows` is not positive.
+        UnknownBackendError, BackendUnavailableError: as `Engine.run`.
+    """
+    if rows < 1:
+        raise InputError(f"rows: expected a positive integer, got {rows}")
+    x = torch.randn(rows, engine.config.width_in).to(engine.device, engine.dtype)
+    engine.run(x, backend)
+    runner = engine.runner(backend)
+    lines = profiled(lambda: runner(x), engine.device, engine.dtype.itemsize, trace)
+    return Profile(backend, runner.implementation, rows, lines)
+
+
+@torch.inference_mode()
+def profiled(
+    run: Callable[[], Tensor], device: torch.device, itemsize: int, trace: Path | None = None
+) -> tuple[Line, ...]:
+    """Profile `FORWARDS` calls of `run`.
+
+    Args:
+        run: one forward pass.
+        device: where it runs.
+        itemsize: bytes an element of its operands.
+        trace: where to write a trace.
+    """
+    for _ in range(FORWARDS):
+        run()
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+        torch.cuda.synchronize(device)
+    with torch.profiler.profile(activities=activities, record_shapes=True) as session:
+        for _ in range(FORWARDS):
+            run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    if trace is not None:
+        session.export_chrome_trace(str(trace))
+    sums: dict[tuple[str, str], list[Any]] = {}
+    for event in session.events() or ():
+        if event.device_type.name == "CPU":
+            if not _is_operator(event) or _has_operator_above(event):
+                continue
+            level, time_us, n_bytes = "operator", event.cpu_time_total, _bytes(event, itemsize)
+        else:
+            level, time_us, n_bytes = "kernel", event.device_time_total, None
+        entry = sums.setdefault((level, event.name), [0, 0.0, 0])
+        entry[0] += 1
+        entry[1] += time_us
+        entry[2] = None if n_bytes is None or entry[2] is None else entry[2] + n_bytes
+    lines = [
+        Line(level, name, count / FORWARDS, time_us / FORWARDS, None if total is None else total // FORWARDS)
+        for (level, name), (count, time_us, total) in sums.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (line.level != "operator", -line.time_us)))
+
+
+def table(found: Profile) -> str:
+    """Lay a profile out as text."""
+    lines = [
+        f"{found.backend} ({found.implementation}), {found.rows} rows: {found.count('operator'):g} operators, "
+        f"{found.count('kernel'):g} kernels",
+        f"  {'level':8}  {'count':>6}  {'us':>10}  {'KB':>10}  {'GB/s':>7}  name",
+    ]
+    for line in found.lines:
+        moved = f"{'-':>10}  {'-':>7}"
+        if line.bytes is not None and line.time_us > 0:
+            moved = f"{line.bytes / 1e3:>10.1f}  {line.bytes / line.time_us / 1e3:>7.1f}"
+        lines.append(f"  {line.level:8}  {line.count:>6g}  {line.time_us:>10.1f}  {moved}  {line.name[:_NAME_WIDTH]}")
+    return "\n".join(lines)
+
+
+def chart(profiles: Sequence[Profile], path: Path) -> None:
+    """Draw one bar a backend, each operator's time (each kernel's where a GPU ran) a part of it, as a PNG.
+
+    Raises:
+        InputError: matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise InputError(
+            "png: expected matplotlib to draw with, found none; install it with: pip install -r requirements/dev.txt"
+        ) from None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    levels = {each.backend: "kernel" if each.count("kernel") else "operator" for each in profiles}
+    shown = {each.backend: [line for line in each.lines if line.level == levels[each.backend]] for each in profiles}
+    names = dict.fromkeys(line.name for lines in shown.values() for line in lines)
+    colours = {name: mpl.colormaps["tab20"](position % 20) for position, name in enumerate(names)}
+    figure, axes = plt.subplots(figsize=(10, 1.4 + 0.8 * len(profiles) + 0.11 * len(names)), layout="constrained")
+    labelled: set[str] = set()
+    longest = max(sum(line.time_us for line in lines) for lines in shown.values())
+    for position, lines in enumerate(shown.values()):
+        left = 0.0
+        for line in lines:
+            label = None if line.name in labelled else line.name[:_NAME_WIDTH]
+            labelled.add(line.name)
+            axes.barh(position, line.time_us, left=left, color=colours[line.name], edgecolor="white", label=label)
+            if line.time_us > longest / 40:  # where a number fits
+                axes.text(left + line.time_us / 2, position, f"{line.count:g}", ha="center", va="center", fontsize=7)
+            left += line.time_us
+    axes.set_yticks(range(len(shown)), list(shown))
+    axes.invert_yaxis()
+    axes.set_xlabel("microseconds a forward pass; in each part, how often it runs")
+    axes.set_title(f"{profiles[0].rows} rows")
+    figure.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    figure.savefig(path, dpi=120, format="png")
+    plt.close(figure)
+
+
+def trace_path(path: Path, backend: str, n_backends: int) -> Path:
+    """Return where a backend's trace goes: `path`, with the backend's name in it where there are several."""
+    return path if n_backends == 1 else path.with_name(f"{path.stem}-{backend}{path.suffix}")
+
+
+def _is_operator(event: Any) -> bool:
+    return "::" in event.name or event.name.startswith(_COMPILED_KERNELS)
+
+
+def _has_operator_above(event: Any) -> bool:
+    parent = event.cpu_parent
+    while parent is not None:
+        if _is_operator(parent):
+            return True
+        parent = parent.cpu_parent
+    return False
+
+
+def _bytes(event: Any, itemsize: int) -> int | None:
+    shapes = [shape for shape in event.input_shapes or () if shape and all(isinstance(size, int) for size in shape)]
+    if not shapes:
+        return None
+    result = max(map(math.prod, shapes))
+    if any(name in event.name for name in _PRODUCTS) and len(shapes) > 1:
+        # (N, K) by (H, K), or by (K, H): whichever of the second's sizes is not K.
+        rows, weight = shapes[0], next(shape for shape in shapes[::-1] if shapes[0][-1] in shape and len(shape) == 2)
+        result = math.prod(rows[:-1]) * math.prod(weight) // rows[-1]
+    return itemsize * (sum(map(math.prod, shapes)) + result)

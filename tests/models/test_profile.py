@@ -1,0 +1,149 @@
+"""What `python -m models profile` sees; no test relies on how long anything takes."""
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import profile
+from models.__main__ import main
+from models.config import ModelConfig
+from models.engine import Engine, load_engine
+from models.errors import InputError, UnknownBackendError
+from models.mlp import FeedForward, norm
+from models.profile import Line, Profile
+
+CPU = torch.device("cpu")
+
+# PyTorch's compiler uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
+
+@pytest.fixture
+def bare(tiny: Callable[..., ModelConfig], write_model: Callable[[ModelConfig], Path]) -> Callable[..., Engine]:
+    """Load a stack of blocks without norm, stem, head and bias; wide enough for oneDNN to be worth its call."""
+
+    def load(backends: tuple[str, ...] = ("eager", "fused"), depth: int = 1) -> Engine:
+        widths = {"in_features": None, "out_features": None, "dim": 256, "hidden": 768, "depth": depth}
+        return load_engine(write_model(tiny(kind="none", bias=False, **widths)), backends=backends)
+
+    return load
+
+
+def counts(lines: tuple[Line, ...]) -> dict[str, float]:
+    assert {line.level for line in lines} == {"operator"}
+    return {line.name: line.count for line in lines}
+
+
+def test_the_bare_geglu_mlp_is_five_operators_in_eager(tiny: Callable[..., ModelConfig]) -> None:
+    ffn = FeedForward(tiny(bias=False)).requires_grad_(False)
+    lines = profile.profiled(lambda: ffn(torch.ones(3, 16)), CPU, 4)
+    found = counts(lines)
+    assert found.pop("aten::ones") == 1
+    assert found == {"aten::linear": 3, "aten::gelu": 1, "aten::mul": 1}
+
+
+def test_a_bare_geglu_block_is_six_operators_in_eager_and_three_fused(bare: Callable[..., Engine]) -> None:
+    engine = bare()
+    eager, fused = (profile.profile(engine, 5, name) for name in ("eager", "fused"))
+    assert counts(eager.lines) == {"aten::linear": 3, "aten::gelu": 1, "aten::mul": 1, "aten::add": 1}  # the residual
+    assert counts(fused.lines) == {"mkldnn::_linear_pointwise": 3}  # with the residual
+    assert (eager.count("operator"), fused.count("operator")) == (6, 3)
+    assert (eager.implementation, fused.implementation, fused.rows) == ("torch", "onednn", 5)
+
+
+@pytest.mark.slow
+def test_what_inductor_fuses_is_seen(bare: Callable[..., Engine]) -> None:
+    engine = bare(("compiled",))
+    with torch._inductor.config.patch({"cpp.enable_kernel_profile": True}):
+        engine.warm_up(1)
+    found = counts(profile.profile(engine, 5, "compiled").lines)
+    assert sum(count for name, count in found.items() if name == "mkldnn::_linear_pointwise") == 3
+    assert any("cpp_fused" in name for name in found)
+
+
+def test_counts_are_of_one_pass_and_times_of_all_its_operators(bare: Callable[..., Engine]) -> None:
+    lines = profile.profile(bare(depth=3), 2, "eager").lines
+    assert counts(lines)["aten::linear"] == 9
+    assert all(line.time_us > 0 for line in lines)
+    assert [line.time_us for line in lines] == sorted((line.time_us for line in lines), reverse=True)
+
+
+def test_bytes_are_the_operands_and_the_result(bare: Callable[..., Engine]) -> None:
+    lines = {line.name: line.bytes for line in profile.profile(bare(), 5, "eager").lines}
+    N, D, H = 5, 256, 768
+    assert lines["aten::linear"] == 4 * (2 * (N * D + D * H + N * H) + (N * H + H * D + N * D))
+    assert lines["aten::gelu"] == 4 * 2 * N * H
+    assert lines["aten::mul"] == 4 * 3 * N * H
+    assert lines["aten::add"] == 4 * 3 * N * D
+
+
+def test_fewer_rows_than_one_are_refused(bare: Callable[..., Engine]) -> None:
+    with pytest.raises(InputError, match="rows: expected a positive integer, got 0"):
+        profile.profile(bare(), 0, "eager")
+
+
+def test_a_backend_that_is_not_loaded_is_refused(bare: Callable[..., Engine]) -> None:
+    with pytest.raises(UnknownBackendError):
+        profile.profile(bare(), 1, "compiled")
+
+
+def test_an_operator_without_shapes_has_no_bytes() -> None:
+    found = Profile("compiled", "inductor", 7, (Line("operator", "graph_0_cpp_fused_mul_1", 4, 3.5, None),))
+    assert found.to_dict() == {
+        "backend": "compiled",
+        "implementation": "inductor",
+        "rows": 7,
+        "operators": 4,
+        "kernels": 0,
+        "lines": [{"level": "operator", "name": "graph_0_cpp_fused_mul_1", "count": 4, "time_us": 3.5, "bytes": None}],
+    }
+    heading, _, line = profile.table(found).splitlines()
+    assert heading == "compiled (inductor), 7 rows: 4 operators, 0 kernels"
+    assert line.split() == ["operator", "4", "3.5", "-", "-", "graph_0_cpp_fused_mul_1"]
+
+
+def test_each_of_several_backends_has_a_trace_of_its_own() -> None:
+    assert profile.trace_path(Path("a/t.json"), "fused", 1) == Path("a/t.json")
+    assert profile.trace_path(Path("a/t.json"), "fused", 2) == Path("a/t-fused.json")
+
+
+def test_the_command_prints_tables_and_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib", exc_type=ImportError)
+    files = {name: tmp_path / f"out.{name}" for name in ("json", "png")}
+    assert main(["profile", "digits", "--rows", "3", "--backends", "eager,fused", "--threads", "1", "--json", str(files["json"]), "--png", str(files["png"]), "--trace", str(tmp_path / "trace.json")]) == 0  # fmt: skip  # noqa: E501
+    out = capsys.readouterr().out
+    assert "eager (torch), 3 rows: " in out
+    assert "fused (onednn), 3 rows: " in out
+    document = json.loads(files["json"].read_text())
+    assert [it["backend"] for it in document["profile"]] == ["eager", "fused"]
+    assert document["profile"][0]["lines"]
+    assert document["conditions"]["forwards"] == profile.FORWARDS
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+    for name in ("eager", "fused"):
+        events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
+        assert "aten::rms_norm" in {event.get("name") for event in events}
+
+
+def test_a_chart_without_matplotlib_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    genuine = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **options: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return genuine(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    found = Profile("eager", "torch", 1, (Line("operator", "aten::add", 1, 1.0, 4),))
+    with pytest.raises(InputError, match=r"png: expected matplotlib .* pip install -r requirements/dev.txt"):
+        profile.chart([found], tmp_path / "p.png")
+
+
+def test_a_norm_is_one_operator(tiny: Callable[..., ModelConfig]) -> None:
+    module = norm(tiny().norm, 16).requires_grad_(False)
+    x = torch.ones(3, 16)
+    assert counts(profile.profiled(lambda: module(x), CPU, 4)) == {"aten::rms_norm": 1}
