@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-PIP := $(BIN)/pip --disable-pip-version-check install --quiet
+PIP := $(BIN)/pip --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test test-quick check bench docs format clean

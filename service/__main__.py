@@ -20,12 +20,12 @@ def main(arguments: list[str]) -> int:
         config = ModelConfig.load(model)
         check(model, config)
         from service.server import Server
-        from service.surroundings import bound_spinning, private_directory, require_free, use_cache
+        from service.surroundings import bound_spinning, claim, private_directory, require_free, use_cache
 
         require_free(chosen.host, chosen.port)
         use_cache(chosen.cache_dir)
         bound_spinning()
-        with private_directory() as directory:
+        with claim(chosen.port), private_directory() as directory:
             return Server(chosen, model, config, directory).run()
     except MLPError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -60,7 +60,7 @@ class WorkerLink(asyncio.Protocol):
         self._on_change = on_change
         self.backends: dict[str, BackendState] = {}
         self.is_up = False
-        self.rows = 0  # accepted and not yet answered
+        self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
@@ -73,7 +73,7 @@ class WorkerLink(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
-    def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> tuple[int, "asyncio.Future[Frame]"]:
+    def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> "asyncio.Future[Frame]":
         """Queue rows for the worker; those of one loop turn leave in two writes."""
         loop = asyncio.get_running_loop()
         request_id = next(self._ids)
@@ -87,13 +87,13 @@ class WorkerLink(asyncio.Protocol):
             self._is_flush_due = True
             self._write()
             loop.call_soon(self._flush)
-        return request_id, future
+        return future
 
-    def forget(self, request_id: int) -> None:
-        """Stop waiting for a request; a late result is dropped on arrival."""
-        pending = self._pending.pop(request_id, None)
-        if pending:
-            self.rows -= pending.rows
+    def fail_all(self, error: Exception) -> None:
+        """Answer everything in flight with an error; late results are dropped on arrival."""
+        for waiting in self._pending.values():
+            if not waiting.future.done():
+                waiting.future.set_exception(error)
 
     def _flush(self) -> None:
         self._is_flush_due = False
@@ -109,7 +109,7 @@ class WorkerLink(asyncio.Protocol):
         for frame in self._decoder.feed(data):
             if frame.kind == Kind.HELLO:
                 hello = orjson.loads(frame.payload)
-                self.backends = {name: BackendState(**state) for name, state in hello["backends"].items()}
+                self.backends = {name: BackendState.model_validate(state) for name, state in hello["backends"].items()}
                 self.is_up = True
                 self._on_change()
                 continue
@@ -122,6 +122,7 @@ class WorkerLink(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what was in flight: it cannot be known whether it was computed."""
         self.is_up = False
+        self._on_change()
         pending, self._pending = self._pending, {}
         self.rows = 0
         for waiting in pending.values():
@@ -187,6 +188,14 @@ class Dispatcher:
                 self._refresh()
             await asyncio.sleep(RECONNECT_INTERVAL_S)
 
+    def give_up(self) -> None:
+        """Answer what is still in flight at the end of the time to drain."""
+        for link in self._links:
+            if link:
+                link.fail_all(
+                    DrainingError("the server had to stop before this request's result was there; send it again")
+                )
+
     @property
     def is_ready(self) -> bool:
         """Whether every worker is warm and the server is not stopping."""
@@ -215,8 +224,9 @@ class Dispatcher:
 
     def default_backend(self) -> str | None:
         """Return the backend of requests that name none; None where it follows what is available and nothing is."""
-        if not self.is_auto:
-            return self.backends[self.state.default_backend]
+        index = self.state.default_backend
+        if index != AUTO:
+            return self.backends[index]
         states = self.states
         for name in PREFERENCE:
             if name in states and states[name].state == "ready":
@@ -261,7 +271,7 @@ class Dispatcher:
         """
         if self.state.is_draining:
             raise DrainingError("the server is stopping and takes no new requests; send it to another one")
-        backend = request.backend or self.default_backend()
+        backend = self.default_backend() if request.backend is None else request.backend
         if backend is None:
             raise NotReadyError(NOT_READY)
         backend_state = self._require_available(backend)
@@ -272,16 +282,15 @@ class Dispatcher:
                 "try again later"
             )
         link = min((link for link in self._links if link and link.is_up), key=lambda link: link.rows)
-        timeout_s = min(self._timeout_s, request.timeout_s or self._timeout_s)
+        timeout_s = self._timeout_s if request.timeout_s is None else min(self._timeout_s, request.timeout_s)
         accepted_ns = time.monotonic_ns()
         deadline_ns = accepted_ns + int(timeout_s * 1e9)
-        request_id, future = link.send(request.rows, self.backends.index(backend), accepted_ns, deadline_ns)
+        future = link.send(request.rows, self.backends.index(backend), accepted_ns, deadline_ns)
         alarm = asyncio.get_running_loop().call_later(timeout_s, _expire, future, timeout_s)
         try:
             frame = await future
         finally:
             alarm.cancel()
-            link.forget(request_id)
         if frame.kind == Kind.ERROR:
             code, _, message = str(frame.payload, "utf-8").partition("\n")
             raise RemoteError(code, message)

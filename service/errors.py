@@ -108,6 +108,8 @@ class InternalError(ServiceError):
     code = "internal"
 
 
+MAX_SENTENCE = 1000  # characters; a caller's own input is never echoed without bound
+
 STATUS: dict[str, int] = {
     "bad_request": 400,
     "unauthorized": 401,
@@ -156,7 +158,8 @@ def message_of(error: BaseException) -> str:
     """Return what a caller is told; a fault of ours says nothing of its inside."""
     if code_of(error) == "internal":
         return "the server failed to answer this request; its log has the reason under this request's x-request-id"
-    return str(error)
+    sentence = str(error)
+    return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[: MAX_SENTENCE - 3]}..."
 
 
 class RemoteError(MLPError):

@@ -189,7 +189,8 @@ def require_key(headers: Iterable[Header], key: str) -> None:
         UnauthorizedError: none came, or another one.
     """
     given = dict(headers)
-    token = given.get(b"x-api-key") or given.get(b"authorization", b"").removeprefix(b"Bearer ")
+    scheme, _, bearer = given.get(b"authorization", b"").partition(b" ")
+    token = given.get(b"x-api-key", bearer if scheme.lower() == b"bearer" else b"")
     if not hmac.compare_digest(token, key.encode()):
         raise UnauthorizedError("expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>")
 

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
+from setproctitle import setproctitle
 
 from service.dispatch import Dispatcher
-from service.watch import unblock_signals
-
-NOTICE_S = 0.2  # between refusing new requests and closing idle connections, so that clients see the refusal
+from service.watch import ANSWER_S, NOTICE_S, unblock_signals
 
 
 def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
@@ -20,6 +19,7 @@ def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
 
     @contextlib.asynccontextmanager
     async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
+        setproctitle("fused-mlp-server: http")
         loop = asyncio.get_running_loop()
         finish = signal.getsignal(signal.SIGTERM)  # uvicorn's: stop listening, answer what is in flight, end
         assert callable(finish)  # noqa: S101
@@ -29,6 +29,7 @@ def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, lambda: None)  # a second one changes nothing
             loop.call_later(NOTICE_S, finish, signal.SIGTERM, None)
+            loop.call_later(ANSWER_S, dispatcher.give_up)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain)

@@ -5,6 +5,7 @@ array, since a model per number would cost more than the model they are for.
 """
 
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
@@ -20,6 +21,7 @@ Rows = NDArray[np.float32]
 Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ID_CHARACTERS = 256
+MAX_DIMENSIONS = 16
 JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 NESTED_NUMBERS = {
     "type": "array",
@@ -97,6 +99,7 @@ class BackendState(Body):
     implementation: str | None = Field(description="what runs it: torch, inductor, onednn, triton")
     state: str = Field(description="starting, ready or unavailable")
     reason: str | None = Field(description="why it is unavailable")
+    note: str | None = Field(None, description="what else is worth knowing of how it runs")
 
 
 class BackendReply(Body):
@@ -144,6 +147,12 @@ def validate(model: type[Model], document: Any) -> Model:
     Raises:
         BadRequestError: a field is missing, unknown or of another type; the sentence names the first.
     """
+    if isinstance(document, dict):  # before pydantic, which would collect an error for each of millions
+        unknown = next((key for key in document if key not in model.model_fields), None)
+        if unknown is not None:
+            raise BadRequestError(
+                f"{shortened(unknown)}: no such field; expected one of {', '.join(model.model_fields)}"
+            )
     try:
         return model.model_validate(document)
     except ValidationError as error:
@@ -158,7 +167,7 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
         case "missing":
             return f"{where}: this field is required"
         case "extra_forbidden":
-            return f"{where}: no such field; expected one of {', '.join(model.model_fields)}"
+            return f"{where[:200]}: no such field here"
         case "model_type" | "model_attributes_type" | "dataclass_type":
             return f"expected a JSON object with {', '.join(model.model_fields)}, got {json_type(first['input'])}"
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
@@ -172,8 +181,10 @@ def json_type(value: Any) -> str:
 
 
 def shortened(value: Any, limit: int = 60) -> str:
-    """Show a value in an error sentence, never more than a line of it."""
-    text = orjson.dumps(value, default=str).decode() if not isinstance(value, str) else repr(value)
+    """Show a value in an error sentence, never more than a line of it; of a list or an object, only that it is one."""
+    if isinstance(value, list | dict):
+        return json_type(value)
+    text = repr(value[: 2 * limit]) if isinstance(value, str) else orjson.dumps(value, default=str).decode()
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
 
@@ -193,34 +204,47 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         BadRequestError: no list, empty, ragged, of another width, or with an entry that is no number or beyond float32.
         TooLargeError: more than `max_rows` rows.
     """
-    shape: list[int] = []
+    shape = _apparent_shape(inputs, width, max_rows, field)
     level: list[Any] = [inputs]
-    while isinstance(level[0], list):
+    for size in shape:
         if set(map(type, level)) != {list}:
             raise BadRequestError(
                 f"{field}: expected lists nested to the same depth, got {_mixture(level)} side by side"
             )
         lengths = set(map(len, level))
-        if len(lengths) > 1:
+        if lengths != {size}:
             raise BadRequestError(
                 f"{field}: expected lists of one length, got lengths {sorted(lengths)[:8]} side by side"
             )
-        shape.append(lengths.pop())
-        if shape[-1] == 0:
-            raise BadRequestError(f"{field}: expected at least one row of {width} numbers, got an empty list")
         level = list(itertools.chain.from_iterable(level))
-    if not shape:
-        raise BadRequestError(f"{field}: expected a list of rows of {width} numbers, got {json_type(inputs)}")
     if not set(map(type, level)) <= {int, float}:
         where, what = next((i, v) for i, v in enumerate(level) if type(v) not in (int, float))
+        shown = f": {shortened(what)}" if isinstance(what, str) else ""
         indices = "][".join(map(str, np.unravel_index(where, shape)))
-        raise BadRequestError(f"{field}[{indices}]: expected a number, got {json_type(what)}: {shortened(what)}")
-    if shape[-1] != width:
-        raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
+        raise BadRequestError(f"{field}[{indices}]: expected a number, got {json_type(what)}{shown}")
     count = len(level) // width
+    return _float32(np.array(level, dtype=np.float64), field).reshape(count, width), tuple(shape[:-1])
+
+
+def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[int]:
+    """Follow the first entries down: enough to refuse what is too large, or of another width, before walking it all."""
+    shape: list[int] = []
+    first = inputs
+    while isinstance(first, list):
+        if len(shape) == MAX_DIMENSIONS:
+            raise BadRequestError(f"{field}: expected at most {MAX_DIMENSIONS} levels of lists, got more")
+        if not first:
+            raise BadRequestError(f"{field}: expected at least one row of {width} numbers, got an empty list")
+        shape.append(len(first))
+        first = first[0]
+    if not shape:
+        raise BadRequestError(f"{field}: expected a list of rows of {width} numbers, got {json_type(inputs)}")
+    if shape[-1] != width and type(first) in (int, float):
+        raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
+    count = math.prod(shape[:-1])
     if count > max_rows:
         raise TooLargeError(f"{field}: expected at most {max_rows} rows in one request, got {count}")
-    return _float32(np.array(level, dtype=np.float64), field).reshape(count, width), tuple(shape[:-1])
+    return shape
 
 
 def _mixture(level: list[Any]) -> str:

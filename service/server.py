@@ -1,5 +1,6 @@
 """Puts the server together from its parts and runs it."""
 
+import os
 from pathlib import Path
 
 import litserve as ls
@@ -14,11 +15,11 @@ from service.openapi import describe
 from service.protocol import Protocol
 from service.settings import Settings
 from service.shared_state import SharedState
-from service.surroundings import resolve_device, resolve_dtype
-from service.watch import Hello, Watch, block_signals, end_children
+from service.surroundings import StartError, identify, resolve_device, resolve_dtype
+from service.watch import Hello, Watch, begin_child, block_signals, end_children
 from service.worker import EngineAPI, WorkerPlan
 
-DRAIN_S = 7.0
+HOST_PATIENCE_S = 8.0  # before LitServe kills an HTTP process; the drain is over long before
 WORKER_RESTART_POLL_S = 0.25
 
 
@@ -36,6 +37,7 @@ class Server:
             self.state.default_backend = settings.backends.index(settings.default_backend)
         plan = WorkerPlan(
             model=model,
+            identity=identify(model),
             dtype=self.dtype,
             threads=settings.worker_threads,
             backends=settings.backends,
@@ -51,7 +53,9 @@ class Server:
             timeout=False,
             restart_workers=True,
         )
-        self.host.uvicorn_graceful_timeout = DRAIN_S
+        if not self.host.devices:
+            raise StartError("--device cuda: torch sees a GPU that nvidia-smi does not list; use --device cpu")
+        self.host.uvicorn_graceful_timeout = HOST_PATIENCE_S
         self.host.monitor_internal = WORKER_RESTART_POLL_S
         self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]
         dispatcher = Dispatcher(
@@ -71,7 +75,7 @@ class Server:
             width_in=config.width_in,
             labels=config.labels,
             max_request_rows=settings.request_rows,
-            max_body_bytes=settings.max_body_bytes,
+            max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
         app.add_middleware(Front, dispatcher=dispatcher, options=options)  # added last: outside of all the others
@@ -84,6 +88,7 @@ class Server:
     def run(self) -> int:
         """Serve until a signal comes or a part fails for good; return the exit status."""
         watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce)
+        os.register_at_fork(after_in_child=begin_child)
         block_signals()
         watch.start()
         settings = self.settings
@@ -99,6 +104,7 @@ class Server:
                 proxy_headers=False,
                 loop="uvloop",
                 http=Protocol,
+                ws="none",
             )
         except Exception as error:
             if not watch.is_stopping:
@@ -129,8 +135,8 @@ def screen(server: Server, hellos: list[Hello]) -> str:
     default = settings.default_backend
     lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")
     key = "-H 'X-API-Key: ...' " if settings.api_key else ""
-    zeros = "[0" + ",0" * (config.width_in - 1) + "]" if config.width_in <= 64 else None
-    body = f"""'{{"inputs": {zeros}}}'""" if zeros else "@rows.json"
+    row = f"""$(python3 -c 'print([0.5] * {config.width_in})')"""
+    body = f'''"{{\\"inputs\\": {row}}}"'''
     lines += [
         f"ready     {url}  (docs at {url}/docs)",
         "",

@@ -65,7 +65,13 @@ class Settings(BaseSettings):
     max_request_rows: int | None = Field(
         None, ge=1, validate_default=True, description="most rows in one request; unset: max-batch-rows"
     )
-    max_body_bytes: int = Field(32 << 20, ge=1024, le=1 << 31, description="most bytes in one request body")
+    max_body_bytes: int | None = Field(
+        None,
+        ge=1024,
+        le=1 << 31,
+        validate_default=True,
+        description="most bytes in one request body; unset: what max-request-rows of JSON need, 32 a number and 64 KiB",
+    )
     max_queue_rows: int = Field(
         16_384, ge=1, description="most rows accepted and not yet answered; beyond it requests get 429"
     )
@@ -77,6 +83,7 @@ class Settings(BaseSettings):
     api_servers: int = Field(1, ge=1, le=64, description="HTTP processes")
     api_key: SecretStr | None = Field(
         None,
+        min_length=1,
         description="key that every route but liveness and readiness asks for; better set as MLP_API_KEY, since "
         "other users of a host can read a command line",
     )
@@ -130,6 +137,12 @@ class Settings(BaseSettings):
         """Most rows in one request."""
         return self.max_batch_rows if self.max_request_rows is None else self.max_request_rows
 
+    def body_bytes(self, width: int) -> int:
+        """Most bytes in one request body, for a model that takes rows of `width` numbers."""
+        if self.max_body_bytes is not None:
+            return self.max_body_bytes
+        return min(1 << 31, (64 << 10) + 32 * width * self.request_rows)
+
     @property
     def worker_threads(self) -> int:
         """CPU threads of each worker."""
@@ -167,7 +180,8 @@ def load(arguments: list[str]) -> Settings:
         source: CliSettingsSource[Any] = CliSettingsSource(Settings, cli_parse_args=arguments)
         return Settings(_cli_settings_source=source)
     except SettingsError as error:
-        raise SettingsValueError(str(error.__cause__ or error).replace("\n", " ")) from error
+        reason = str(error.__cause__ or error).removeprefix("error parsing CLI: ").replace("\n", " ")
+        raise SettingsValueError(f"{reason}; `python -m service --help` lists the flags") from error
     except ValidationError as error:
         raise SettingsValueError(_one_line(error)) from error
 

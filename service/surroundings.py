@@ -11,6 +11,8 @@ from pathlib import Path
 from models.errors import MLPError
 
 SPIN_COUNT = 2000
+MAX_SOCKET_PATH_BYTES = 100  # Linux takes 107
+ModelIdentity = tuple[tuple[str, int, int, int], ...]
 
 
 class StartError(MLPError):
@@ -47,9 +49,32 @@ def private_directory() -> Iterator[Path]:
     """Make a directory for this run's sockets that nobody else can enter, and remove it at the end."""
     directory = Path(tempfile.mkdtemp(prefix="fused-mlp-"))  # mode 0700, unguessable
     try:
+        if len(os.fsencode(directory / "worker-000.sock")) > MAX_SOCKET_PATH_BYTES:
+            raise StartError(f"TMPDIR {directory.parent}: too long for the path of a Unix socket; set a shorter one")
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def identify(model: Path) -> ModelIdentity:
+    """Return what tells one state of a model directory from another: each file's name, inode, size and time."""
+    states = ((path.name, path.stat()) for path in sorted(model.iterdir()) if path.is_file())
+    return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
+
+
+@contextlib.contextmanager
+def claim(port: int) -> Iterator[None]:
+    """Hold a port's name against a second server that starts at the same time; both could bind it, one would listen.
+
+    Raises:
+        StartError: another server holds it.
+    """
+    with socket.socket(socket.AF_UNIX) as name:
+        try:
+            name.bind(f"\0fused-mlp-server:{port}")  # abstract: gone with the process, however it ends
+        except OSError:
+            raise StartError(f"--port {port}: Address already in use by another server of this kind") from None
+        yield
 
 
 def require_free(host: str, port: int) -> None:
@@ -87,6 +112,9 @@ def use_cache(directory: Path) -> None:
         StartError: the directory cannot be made or written.
     """
     try:
+        wanted = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"} - set(os.environ)
+        if not wanted:
+            return
         for variable, name in (("TORCHINDUCTOR_CACHE_DIR", "inductor"), ("TRITON_CACHE_DIR", "triton")):
             if variable not in os.environ:
                 (directory / name).mkdir(parents=True, exist_ok=True)

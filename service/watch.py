@@ -1,10 +1,13 @@
 """Watches the server's processes from its parent: the start, the signals, a failure that nothing else would notice."""
 
 import contextlib
+import ctypes
 import logging
 import multiprocessing
+import os
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -16,12 +19,19 @@ from typing import Any
 import litserve as ls
 import orjson
 from litserve.utils import WorkerSetupStatus
+from setproctitle import setproctitle
 
 from service.shared_state import SharedState
 from service.wire import Decoder, Kind
 
 Hello = dict[str, Any]
 POLL_S = 0.05
+NOTICE_S = 0.2  # between refusing new requests and closing idle connections, so that clients see the refusal
+REFUSE_S = 0.15  # what uvicorn takes to stop accepting, once it is told
+ANSWER_S = 5.0  # what accepted requests have to be answered in, once the server stops
+END_S = 6.5  # when what has not ended by then is killed
+PR_SET_PDEATHSIG = 1
+START_FAILED = 2  # exit status of a worker that has itself said why, and of a server that could not start as asked
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 
 
@@ -57,10 +67,11 @@ class Watch(threading.Thread):
         """Drop the complaint of LitServe's monitor, which polls the manager until after it has been shut down."""
         return not (self.is_stopping and record.msg == "Monitoring worker crashed")
 
-    def fail(self, message: str) -> None:
-        """Say what went wrong and end the server with exit status 1."""
-        self.exit_status = 1
-        print(f"error: {message}", file=sys.stderr, flush=True)
+    def fail(self, message: str, exit_status: int = 1) -> None:
+        """Say what went wrong, unless that is said already, and let the server end with this exit status."""
+        self.exit_status = exit_status
+        if message:
+            print(f"error: {message}", file=sys.stderr, flush=True)
 
     def run(self) -> None:
         """Wait for a signal and look after the processes in turn, until the server stops."""
@@ -68,9 +79,9 @@ class Watch(threading.Thread):
         while not self.is_stopping:
             if signal.sigtimedwait(STOP_SIGNALS, POLL_S):
                 break
-            reason = self._failure()
-            if reason:
-                self.fail(reason)
+            failure = self._failure()
+            if failure:
+                self.fail(*failure)
                 break
             self._greet_workers()
             if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
@@ -78,7 +89,13 @@ class Watch(threading.Thread):
                 is_announced = True
         self.is_stopping = True
         self._state.start_draining()
-        self._end_host()
+        threading.Thread(target=self._end_host, daemon=True).start()  # it asks the manager, which may not answer
+        self._terminate()
+        time.sleep(NOTICE_S + REFUSE_S)
+        refuse_connections(self._address[1])
+        time.sleep(END_S - NOTICE_S - REFUSE_S)
+        for child in multiprocessing.active_children():
+            child.kill()  # every request is answered by now; a batch that still computes is of no use to anybody
 
     def _end_host(self) -> None:
         """Let LitServe's `run` return, from its wait or from its start, by what it looks at itself."""
@@ -88,16 +105,22 @@ class Watch(threading.Thread):
             self._host._shutdown_event.set()
             self._host.workers_setup_status["stop"] = WorkerSetupStatus.ERROR
 
-    def _failure(self) -> str | None:
+    def _terminate(self) -> None:
+        """Tell all processes to end at once: LitServe ends them one after the other."""
+        for child in multiprocessing.active_children():
+            if child.name.startswith(("LitServer-", "inference-worker")):
+                child.terminate()
+
+    def _failure(self) -> tuple[str, int] | None:
         for index, process in enumerate(getattr(self._host, "inference_workers", [])):
             if process.exitcode is not None and index not in self._ready:
+                if process.exitcode == START_FAILED:
+                    return "", START_FAILED
                 ending = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit status {process.exitcode}"
-                return (
-                    f"worker {index} ended while starting, with {ending}; its own message stands above, if it had one"
-                )
+                return f"worker {index} ended while starting, with {ending}", 1
         alive = {child.pid for child in multiprocessing.active_children() if child.name.startswith("LitServer-")}
         if self._api_processes - alive:
-            return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew"
+            return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew", 1
         self._api_processes |= {pid for pid in alive if pid is not None}
         return None
 
@@ -111,6 +134,31 @@ class Watch(threading.Thread):
         with contextlib.suppress(OSError), socket.create_connection(self._address, timeout=1):
             return True
         return False
+
+
+def refuse_connections(port: int) -> None:
+    """Shut the listening socket, which every process shares and the kernel would fill until the last of them ends."""
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the directory's own descriptor, closed by now
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as listener:
+                is_inet = listener.family in (socket.AF_INET, socket.AF_INET6)
+                is_listening = is_inet and listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if is_listening and listener.getsockname()[1] == port:
+                    listener.shutdown(socket.SHUT_RDWR)
+
+
+def begin_child() -> None:
+    """Make a forked process one that ends with its parent and at a signal; LitServe's manager does neither by itself.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
+    """
+    setproctitle("fused-mlp-server: helper")
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    unblock_signals()
 
 
 def block_signals() -> None:

@@ -19,11 +19,13 @@ from typing import Any
 import litserve as ls
 import orjson
 from litserve.loops.base import LitLoop
+from setproctitle import setproctitle
 
 from models.errors import MLPError
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of
-from service.watch import unblock_signals
+from service.surroundings import ModelIdentity, identify
+from service.watch import START_FAILED, unblock_signals
 from service.wire import Decoder, Frame, Kind, header
 
 RECEIVE_BYTES = 1 << 20
@@ -35,6 +37,7 @@ class WorkerPlan:
     """What a worker is told; it travels to the new process."""
 
     model: Path
+    identity: ModelIdentity
     dtype: str
     threads: int
     backends: tuple[str, ...]
@@ -63,10 +66,13 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         """Load the engine; what prevents it ends the process with one line on stderr."""
         from models.engine import load_engine
 
+        setproctitle("fused-mlp-server: worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
         unblock_signals()
         plan = self.plan
         try:
+            if identify(plan.model) != plan.identity:
+                fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
             self.engine = load_engine(
                 plan.model, device=device, dtype=plan.dtype, backends=plan.backends, threads=plan.threads
             )
@@ -119,12 +125,15 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         }
         with listen(plan.socket(worker_id)) as listener:
             WorkerServer(listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello)).run()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing is left to tidy, and torch takes seconds to do so
 
 
 def fail(message: str) -> None:
-    """End this process before it serves; the parent reads no more than the exit status."""
+    """End this process before it serves, with one line; the parent reads no more than the exit status."""
     print(f"error: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(1)
+    raise SystemExit(START_FAILED)
 
 
 def first_line(error: BaseException) -> str:
@@ -256,8 +265,6 @@ class WorkerServer:
             self._send_results(batch, *self._timed_run(batch))
         except Exception as error:
             if len(batch) == 1:
-                if code_of(error) == "internal":
-                    print(f"error: a request failed: {first_line(error)}", file=sys.stderr, flush=True)
                 self._send_error(batch[0], error)
                 return
             for request in batch:  # so that the request at fault fails alone
@@ -290,7 +297,9 @@ class WorkerServer:
             self._send(client, b"".join(parts))
 
     def _send_error(self, request: Waiting[Client], error: BaseException) -> None:
-        payload = f"{code_of(error)}\n{message_of(error)}".encode()
+        code = code_of(error)
+        message = first_line(error) if code == "internal" else message_of(error)  # the front logs it, and tells less
+        payload = f"{code}\n{message}".encode()
         self._send(request.client, header(Frame(Kind.ERROR, request.request_id, payload)) + payload)
 
     def _send(self, client: Client, data: bytes) -> None:

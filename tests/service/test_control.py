@@ -51,7 +51,7 @@ def test_the_protocols_shape_is_kept(client: httpx.Client) -> None:
         ({"inputs": []}, "expected one tensor, named 'input'"),
         ({"outputs": [{"name": "x"}]}, "named 'output'"),
         ({"parameters": {"backend": "turbo"}}, "expected one of eager, compiled, fused, got 'turbo'"),
-        ({"extra": 1}, "extra: no such field"),
+        ({"extra": 1}, "'extra': no such field"),
     ],
     ids=["inputs", "outputs", "backend", "field"],
 )

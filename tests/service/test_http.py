@@ -1,7 +1,9 @@
 """Bad input over a real port: the right row of the error table, the server unharmed, the neighbours answered."""
 
+import contextlib
 import json
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,7 +49,7 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (json.dumps({"inputs": [[None] * 64]}).encode(), "expected a number, got null"),
     (json.dumps({"inputs": [[1e39] * 64]}).encode(), "within float32's range"),
     (json.dumps({"inputs": GOOD, "backend": "turbo"}).encode(), "expected one of eager, compiled, fused, got 'turbo'"),
-    (json.dumps({"inputs": GOOD, "turbo": True}).encode(), "turbo: no such field"),
+    (json.dumps({"inputs": GOOD, "turbo": True}).encode(), "'turbo': no such field"),
     (json.dumps({"inputs": GOOD, "timeout_ms": -1}).encode(), "timeout_ms"),
 ]
 
@@ -119,7 +121,7 @@ def test_a_compressed_body_is_unsupported(client: httpx.Client) -> None:
 def test_a_body_of_100_megabytes_is_too_large(server: RunningServer) -> None:
     body = b'{"inputs": [' + b" " * 100_000_000 + b"]}"
     reply = httpx.post(server.url + "/predict", content=body, headers=TYPE, timeout=60)
-    assert "at most 33554432 bytes, got 100000014" in require_error(reply, 413, "too_large")
+    assert "at most 2162688 bytes, got 100000014" in require_error(reply, 413, "too_large")
     assert reply.headers["connection"] == "close"
 
 
@@ -132,12 +134,75 @@ def test_a_body_that_does_not_tell_its_length_is_cut_off_at_the_bound(
             yield b" " * MEBIBYTE
 
     reply = httpx.request(method, server.url + path, content=chunks(), headers=TYPE, timeout=60)
-    assert "at most 33554432 bytes, got more" in require_error(reply, 413, "too_large")
+    assert "at most 2162688 bytes, got more" in require_error(reply, 413, "too_large")
 
 
 def test_more_rows_than_the_bound_are_too_large(client: httpx.Client) -> None:
     reply = client.post("/predict", json={"inputs": [[0] * 64] * 1025})
     assert "at most 1024 rows in one request, got 1025" in require_error(reply, 413, "too_large")
+
+
+@pytest.mark.parametrize("levels", [17, 70, 300])
+@pytest.mark.parametrize("innermost", ["0", '"a"'])
+def test_nesting_deeper_than_any_tensor_is_a_bad_request(client: httpx.Client, levels: int, innermost: str) -> None:
+    nest = "[" * levels + innermost + "]" * levels
+    for body in (f'{{"inputs": {nest}}}', f'{{"inputs": [0], "id": {nest}}}', f'{{"inputs": [{{"a": {nest}}}]}}'):
+        require_error(client.post("/predict", content=body.encode(), headers=TYPE), 400, "bad_request")
+    require_error(client.put("/backend", content=f'{{"default": {nest}}}'.encode(), headers=TYPE), 400, "bad_request")
+
+
+def test_an_empty_backend_is_no_backend(client: httpx.Client) -> None:
+    require_error(client.post("/predict", json={"inputs": GOOD, "backend": ""}), 400, "bad_request")
+    require_error(client.post("/predict/", json={"inputs": GOOD}), 400, "bad_request")
+
+
+def test_what_a_caller_sent_is_never_echoed_without_bound(client: httpx.Client) -> None:
+    for body in ({"inputs": GOOD, "x" * 100_000: 1}, {"inputs": GOOD, "backend": "x" * 100_000}):
+        assert len(require_error(client.post("/predict", json=body), 400, "bad_request")) <= 1000
+
+
+def exchange(port: int, *pieces: bytes, half_close: bool = False) -> bytes:
+    """Send bytes over a connection of their own and return all that comes until it is closed."""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
+        reply = b""
+        while data := connection.recv(65536):
+            reply += data
+        return reply
+
+
+def request_bytes(*headers: str) -> bytes:
+    body = json.dumps({"inputs": GOOD}).encode()
+    lines = ["POST /predict HTTP/1.1", "host: x", "content-type: application/json", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, *headers]).encode() + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
+def test_an_offer_to_upgrade_is_ignored_and_the_body_read(server: RunningServer, upgrade: str) -> None:
+    reply = exchange(server.port, request_bytes(f"Upgrade: {upgrade}", "Connection: Upgrade"), half_close=True)
+    assert reply.startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_closed_its_own_side_still_gets_its_answer(server: RunningServer) -> None:
+    assert exchange(server.port, request_bytes(), half_close=True).startswith(b"HTTP/1.1 200")
+
+
+def test_headers_without_end_are_cut_off(server: RunningServer) -> None:
+    flood = b"GET / HTTP/1.1\r\n" + b"x-a: " + b"b" * 300_000
+    reply = b""
+    with contextlib.suppress(ConnectionError):
+        reply = exchange(server.port, flood)
+    assert reply == b"" or (reply.startswith(b"HTTP/1.1 400") and b"bytes of headers" in reply)
+
+
+def test_clients_that_reset_their_connection_leave_no_trace_in_the_log(server: RunningServer) -> None:
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(request_bytes() * 3)
 
 
 def test_a_client_that_leaves_in_mid_body_harms_nobody(server: RunningServer) -> None:

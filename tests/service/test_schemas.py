@@ -74,7 +74,7 @@ def test_inputs_that_are_no_rows_are_refused_by_name_and_place(inputs: Any, mess
         (b"\xff\xfe", "not valid JSON"),
         (b"[1, 2, 3]", "expected a JSON object with inputs, backend, id, timeout_ms, got a list"),
         (b"{}", "inputs: this field is required"),
-        (b'{"inputs": [1, 2, 3], "input": 1}', "input: no such field; expected one of inputs, backend"),
+        (b'{"inputs": [1, 2, 3], "input": 1}', "'input': no such field; expected one of inputs, backend"),
         (b'{"inputs": [1, 2, 3], "backend": 5}', "backend: expected a valid string, got 5"),
         (b'{"inputs": [1, 2, 3], "timeout_ms": 0}', "timeout_ms: expected greater than 0, got 0"),
         (b'{"inputs": [1, 2, 3], "timeout_ms": "soon"}', "timeout_ms: expected a valid number, got 'soon'"),

@@ -11,13 +11,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.service.running_server import ROOT, RunningServer, Start, descendants, free_port, is_alive
+from tests.service.running_server import ROOT, START_LIMIT_S, RunningServer, Start, descendants, free_port, is_alive
 
 EAGER = ("--backends", "eager")
 
@@ -32,15 +33,24 @@ def command_line(pid: int) -> str:
     return Path(f"/proc/{pid}/cmdline").read_text()
 
 
-def worker_process(server: RunningServer) -> int:
-    """The one that multiprocessing spawned."""
-    (pid,) = [pid for pid in descendants(server.process.pid) if "spawn_main" in command_line(pid)]
+def process(server: RunningServer, role: str) -> int:
+    """The one process of the server whose title names the role."""
+    (pid,) = [
+        pid for pid in descendants(server.process.pid) if command_line(pid).startswith(f"fused-mlp-server: {role}")
+    ]
     return pid
 
 
-def http_process(server: RunningServer) -> int:
-    """The newest of those forked from the parent, whose command line they keep."""
-    return max(pid for pid in descendants(server.process.pid) if command_line(pid) == command_line(server.process.pid))
+def slow(model: Path, depth: int = 1500) -> Path:
+    """Make a model so deep that a full batch takes a while."""
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"depth": depth}))
+    return model
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process computes rather than waits."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "R"
 
 
 def refused(*arguments: str) -> str:
@@ -161,16 +171,111 @@ def test_sigterm_under_load_answers_every_accepted_request(start: Start, tiny_mo
 
 def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
-    os.kill(worker_process(server), signal.SIGKILL)
+    os.kill(process(server, "worker"), signal.SIGKILL)
     server.wait_until(lambda: server.answers("/v2/health/ready", 503))
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
     assert server.stop() == 0
 
 
+def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(slow(tiny_model)), *EAGER).wait_ready()
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        replies.append(httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 1024}, timeout=60))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    worker = process(server, "worker")
+    server.wait_until(lambda: is_running(worker))
+    os.kill(worker, signal.SIGKILL)
+    for thread in threads:
+        thread.join()
+    assert {(reply.status_code, reply.json()["code"]) for reply in replies} <= {
+        (503, "worker_lost"),
+        (503, "not_ready"),
+    }
+    assert "worker_lost" in {reply.json()["code"] for reply in replies}
+    assert {reply.headers["retry-after"] for reply in replies} == {"1"}
+    assert server.stop() == 0
+
+
+def test_a_batch_that_outlasts_the_drain_is_answered_too_and_ends_nothing_late(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(slow(tiny_model, depth=4000)), *EAGER, "--threads", "1").wait_ready()
+    replies: list[httpx.Response] = []
+
+    def ask() -> None:
+        replies.append(httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 1024}, timeout=60))
+
+    threads = [threading.Thread(target=ask) for _ in range(24)]
+    for thread in threads:
+        thread.start()
+    worker = process(server, "worker")
+    server.wait_until(lambda: is_running(worker))
+    processes = descendants(server.process.pid)
+    assert server.stop() == 0
+    for thread in threads:
+        thread.join()
+    outcomes = Counter(reply.json().get("code", "answered") for reply in replies)
+    assert set(outcomes) <= {"answered", "draining"}, outcomes
+    assert sum(outcomes.values()) == 24
+    assert [pid for pid in processes if is_alive(pid)] == []
+
+
+def test_nothing_is_left_when_the_parent_is_killed(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    processes = descendants(server.process.pid)
+    os.kill(server.process.pid, signal.SIGKILL)
+    server.wait_exit()
+    limit = time.monotonic() + START_LIMIT_S
+    while [pid for pid in processes if is_alive(pid)] or listens(server.port):
+        assert time.monotonic() < limit, [command_line(pid) for pid in processes if is_alive(pid)]
+        time.sleep(0.05)
+
+
+def test_a_worker_does_not_come_back_with_another_model(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tiny_model / "config.json").write_text(json.dumps(config | {"init": {"seed": 1}}))
+    os.kill(process(server, "worker"), signal.SIGKILL)
+    server.wait_until(lambda: "changed since the server started" in server.output)
+    assert httpx.post(server.url + "/predict", json={"inputs": [0.5] * 8}).json()["code"] == "not_ready"
+    assert server.stop() == 0
+
+
+def test_a_second_server_on_the_same_port_is_refused_even_while_the_first_starts(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER)
+    server.wait_until(lambda: bool(descendants(server.process.pid)))
+    assert "Address already in use" in refused("--model", str(tiny_model), "--port", str(server.port))
+    assert server.wait_ready().stop() == 0
+
+
+def test_weights_that_are_no_numbers_are_a_start_that_could_not_be_made(start: Start, tiny_model: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from models import ModelConfig
+    from models.weights import seeded
+
+    config = json.loads((tiny_model / "config.json").read_text())
+    weights = seeded(ModelConfig.load(tiny_model))
+    next(iter(weights.values())).fill_(torch.nan)
+    save_file(weights, tiny_model / "model.safetensors")
+    (tiny_model / "config.json").write_text(json.dumps({**config, "init": None}))
+    server = start("--model", str(tiny_model), *EAGER)
+    assert server.wait_exit() == 2
+    assert [line for line in server.output.splitlines() if line.startswith("error:")] == [
+        line for line in server.output.splitlines() if "model.safetensors" in line
+    ]
+
+
 def test_an_http_process_that_dies_ends_the_server_with_its_reason(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
-    os.kill(http_process(server), signal.SIGKILL)
+    os.kill(process(server, "http"), signal.SIGKILL)
     assert server.wait_exit() == 1
     assert "error: an HTTP process ended unexpectedly" in server.output
 
@@ -192,8 +297,8 @@ def test_the_sockets_are_private_to_the_run_and_removed_at_its_end(
     [
         (["--port", "80"], "--port (MLP_PORT)"),
         (["--model", "nowhere"], "'nowhere'"),
-        (["--device", "cuda", "--port", "18099"], "--device cuda: torch sees no CUDA"),
-        (["--cache-dir", "/proc/nowhere", "--port", "18099"], "--cache-dir /proc/nowhere"),
+        (["--api-key", ""], "--api-key (MLP_API_KEY)"),
+        (["--cache-dir", "/proc/nowhere", "--port", str(free_port())], "--cache-dir /proc/nowhere"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
@@ -221,7 +326,7 @@ def test_damaged_weights_are_told_in_one_line(tiny_model: Path, damage: str) -> 
 
 def test_a_default_backend_that_cannot_run_ends_the_start_with_its_reason(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), "--default-backend", "compiled", PATH="/nonexistent", CXX="")
-    assert server.wait_exit() == 1
+    assert server.wait_exit() == 2
     assert "backend 'compiled' is unavailable" in server.output
 
 
