@@ -15,7 +15,6 @@ from service.schemas import BackendBody, BackendReply, parse_json, require_json,
 
 NAME = "fused-mlp-server"
 VERSION = "0.1.0"
-EXTENSIONS: tuple[str, ...] = ()
 
 PAGE = FilePath(__file__).parent / "static/index.html"
 HOST_ROUTES = ("/", "/info")  # LitServe's own, which say nothing of the model
@@ -59,7 +58,7 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> Non
     @app.get("/v2/", include_in_schema=False)
     async def server_metadata() -> openinference.ServerMetadata:
         """Name the server and the protocol extensions it has."""
-        return openinference.ServerMetadata(name=NAME, version=VERSION, extensions=list(EXTENSIONS))
+        return openinference.ServerMetadata(name=NAME, version=VERSION, extensions=list(openinference.EXTENSIONS))
 
     @app.get("/v2/health/live", tags=["Open Inference Protocol"])
     async def live() -> openinference.Live:

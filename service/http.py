@@ -119,19 +119,25 @@ class Front:
 
     async def _infer(self, scope: Scope, receive: Receive, response: "Response") -> None:
         options = self._options
-        body = await self._body(scope, receive)
-        request = openinference.parse_infer(body, options.width_in, options.max_request_rows)
+        declared = [value for name, value in scope["headers"] if name == openinference.LENGTH_HEADER]
+        json_bytes = openinference.json_length(declared[0]) if declared else None
+        body = await self._body(scope, receive, is_json=json_bytes is None)
+        request = openinference.parse_infer(body, options.width_in, options.max_request_rows, json_bytes)
         result = await self._dispatcher.infer(request)
-        schemas.require_finite(result.rows)
         reply: dict[str, Any] = {"model_name": options.model}
         if request.id is not None:
             reply["id"] = request.id
         reply["parameters"] = {"backend": result.backend, "implementation": result.implementation}
         output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": [*request.shape, result.rows.shape[1]]}
-        reply["outputs"] = [output | {"data": result.rows.reshape(-1)}]
-        await response.json(reply, result_headers(result))
+        if request.is_binary_reply:
+            reply["outputs"] = [output | {"parameters": {"binary_data_size": result.rows.nbytes}}]
+            await response.binary(reply, result.rows.data.cast("B"), result_headers(result))
+        else:
+            schemas.require_finite(result.rows)
+            reply["outputs"] = [output | {"data": result.rows.reshape(-1)}]
+            await response.json(reply, result_headers(result))
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | bytearray:
+    async def _body(self, scope: Scope, receive: Receive, is_json: bool = True) -> bytes | bytearray:
         """Check the method and the headers, then read the body.
 
         Raises:
@@ -143,7 +149,7 @@ class Front:
         limit = self._options.max_body_bytes
         declared, is_sent_unasked = 0, True
         for name, value in scope["headers"]:
-            if name == b"content-type":
+            if name == b"content-type" and is_json:
                 schemas.require_json(value.decode("latin-1"))
             elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 raise UnsupportedMediaTypeError(

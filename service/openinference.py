@@ -1,11 +1,14 @@
-"""The Open Inference Protocol, version 2, as JSON over HTTP.
+"""The Open Inference Protocol, version 2, over HTTP: JSON, and the binary tensor extension in both directions.
 
-Source: https://github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md.
+Source: https://github.com/kserve/open-inference-protocol, specification/protocol/inference_rest.md;
+https://github.com/triton-inference-server/server, docs/protocol/extension_binary_data.md.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from service.errors import BadRequestError, TooLargeError
@@ -17,12 +20,16 @@ from service.schemas import (
     Rows,
     parse_json,
     rows_from_lists,
+    shortened,
     validate,
 )
 
 INPUT = "input"
 OUTPUT = "output"
-DATATYPES = ("FP32", "FP64", "FP16")
+EXTENSIONS = ("binary_tensor_data",)
+LENGTH_HEADER = b"inference-header-content-length"
+DATATYPES = ("FP32", "FP64", "FP16")  # as JSON numbers
+ITEM_BYTES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}  # as binary data, little-endian
 MAX_DIMENSION = 1 << 40
 
 
@@ -31,10 +38,19 @@ class InferParameters(Body):
 
     backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
     timeout: int | None = Field(None, gt=0, le=3_600_000_000, description="give up after this many microseconds")
+    binary_data_output: bool = Field(False, description="send the outputs as binary data after the JSON part")
 
 
-class Parameters(Body):
-    """The parameters of one tensor: none that JSON tensors take."""
+class InputParameters(Body):
+    """The parameters of the input tensor."""
+
+    binary_data_size: int | None = Field(None, ge=0, description="bytes of this tensor after the JSON part")
+
+
+class OutputParameters(Body):
+    """The parameters of an output tensor asked for."""
+
+    binary_data: bool | None = Field(None, description="send it as binary data; left out: binary_data_output")
 
 
 class RequestInput(Body):
@@ -43,15 +59,15 @@ class RequestInput(Body):
     name: str
     shape: list[Annotated[int, Field(ge=0, le=MAX_DIMENSION)]] = Field(min_length=1, max_length=16)
     datatype: str
-    parameters: Parameters | None = None
-    data: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)]
+    parameters: InputParameters | None = None
+    data: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)] = None
 
 
 class RequestOutput(Body):
     """An output tensor asked for."""
 
     name: str
-    parameters: Parameters | None = None
+    parameters: OutputParameters | None = None
 
 
 class InferBody(Body):
@@ -64,12 +80,13 @@ class InferBody(Body):
 
 
 class ResponseOutput(Body):
-    """The output tensor, data flat and row-major."""
+    """The output tensor: data flat and row-major, or the size of its binary data after the JSON part."""
 
     name: str
     shape: list[int]
     datatype: str
-    data: Annotated[Any, Field(json_schema_extra={"type": "array", "items": {"type": "number"}})]
+    parameters: InputParameters | None = None
+    data: Annotated[Any, Field(json_schema_extra={"type": "array", "items": {"type": "number"}})] = None
 
 
 class InferReply(Body):
@@ -135,30 +152,64 @@ def model_metadata(name: str, width_in: int, width_out: int) -> ModelMetadata:
     )
 
 
-def parse_infer(body: bytes | bytearray, width: int, max_rows: int) -> InferenceRequest:
+@dataclass(slots=True)
+class InferRequest(InferenceRequest):
+    """An inference request of the protocol; `is_binary_reply` says how the output is wanted."""
+
+    is_binary_reply: bool = False
+
+
+def parse_infer(body: bytes | bytearray, width: int, max_rows: int, json_bytes: int | None = None) -> InferRequest:
     """Read the body of `POST /v2/models/{name}/infer`.
+
+    Args:
+        body: the JSON part, and after it the binary data of the input, if it has any.
+        width: the model's input width.
+        max_rows: most rows taken.
+        json_bytes: length of the JSON part, where the header tells it.
 
     Raises:
         BadRequestError: the body is not one that the protocol or the model takes.
         TooLargeError: more than `max_rows` rows.
     """
-    parsed = validate(InferBody, parse_json(body))
-    names = [tensor.name for tensor in parsed.inputs]
+    if json_bytes is not None and json_bytes > len(body):
+        raise BadRequestError(
+            f"Inference-Header-Content-Length: expected at most the body's {len(body)} bytes, got {json_bytes}"
+        )
+    parsed = validate(InferBody, parse_json(body if json_bytes is None else body[:json_bytes]))
+    binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
+    names = [tensor.name for tensor in parsed.inputs[:8]]
     if names != [INPUT]:
-        raise BadRequestError(f"inputs: expected one tensor, named {INPUT!r}, got {names}")
-    wanted = [tensor.name for tensor in parsed.outputs or []]
+        raise BadRequestError(f"inputs: expected one tensor, named {INPUT!r}, got {shown(names)}")
+    wanted = [tensor.name for tensor in (parsed.outputs or [])[:8]]
     if wanted not in ([], [OUTPUT]):
-        raise BadRequestError(f"outputs: expected none or one tensor, named {OUTPUT!r}, got {wanted}")
+        raise BadRequestError(f"outputs: expected none or one tensor, named {OUTPUT!r}, got {shown(wanted)}")
     tensor = parsed.inputs[0]
-    rows = _rows(tensor, width, max_rows)
-    parameters = parsed.parameters or InferParameters(backend=None, timeout=None)
+    rows = _binary_rows(tensor, binary, width, max_rows) if _is_binary(tensor) else _rows(tensor, width, max_rows)
+    if not _is_binary(tensor) and len(binary):
+        raise BadRequestError(
+            f"expected nothing after the JSON part, since no input is binary, got {len(binary)} bytes"
+        )
+    parameters = parsed.parameters or InferParameters.model_construct()
     timeout_s = None if parameters.timeout is None else parameters.timeout / 1e6
-    return InferenceRequest(rows, tuple(tensor.shape[:-1]), parameters.backend, timeout_s, parsed.id)
+    is_binary = parameters.binary_data_output
+    for output in parsed.outputs or []:
+        if output.parameters and output.parameters.binary_data is not None:
+            is_binary = output.parameters.binary_data
+    return InferRequest(rows, tuple(tensor.shape[:-1]), parameters.backend, timeout_s, parsed.id, is_binary)
 
 
-def _rows(tensor: RequestInput, width: int, max_rows: int) -> Rows:
-    if tensor.datatype not in DATATYPES:
-        raise BadRequestError(f"inputs[0].datatype: expected one of {', '.join(DATATYPES)}, got {tensor.datatype!r}")
+def shown(names: list[str]) -> str:
+    """Show a few names in an error sentence."""
+    return f"[{', '.join(shortened(name) for name in names)}]"
+
+
+def _is_binary(tensor: RequestInput) -> bool:
+    return tensor.parameters is not None and tensor.parameters.binary_data_size is not None
+
+
+def _count(tensor: RequestInput, width: int, max_rows: int) -> int:
+    """Return the number of rows that a shape stands for, one that is taken."""
     if tensor.shape[-1] != width:
         raise BadRequestError(f"inputs[0].shape: expected (..., {width}), got {tuple(tensor.shape)}")
     count = math.prod(tensor.shape[:-1])
@@ -166,6 +217,61 @@ def _rows(tensor: RequestInput, width: int, max_rows: int) -> Rows:
         raise TooLargeError(f"inputs[0].shape: expected at most {max_rows} rows in one request, got {count}")
     if count == 0:
         raise BadRequestError(f"inputs[0].shape: expected at least one row, got {tuple(tensor.shape)}")
+    return count
+
+
+def _binary_rows(tensor: RequestInput, binary: memoryview, width: int, max_rows: int) -> Rows:
+    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them."""
+    if tensor.data is not None:
+        raise BadRequestError("inputs[0]: expected data or binary_data_size, got both")
+    if tensor.datatype not in ITEM_BYTES:
+        raise BadRequestError(
+            f"inputs[0].datatype: expected one of {', '.join(ITEM_BYTES)}, got {shortened(tensor.datatype)}"
+        )
+    count = _count(tensor, width, max_rows)
+    size = tensor.parameters.binary_data_size if tensor.parameters else None
+    expected = count * width * ITEM_BYTES[tensor.datatype]
+    if size != expected:
+        raise BadRequestError(
+            f"inputs[0].parameters.binary_data_size: expected {expected} for {tensor.datatype} of shape "
+            f"{tuple(tensor.shape)}, got {size}"
+        )
+    if len(binary) != expected:
+        raise BadRequestError(f"expected {expected} bytes of binary data after the JSON part, got {len(binary)}")
+    match tensor.datatype:
+        case "BF16":  # the upper half of a float32
+            values = (np.frombuffer(binary, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+        case "FP16":
+            values = np.frombuffer(binary, dtype="<f2").astype(np.float32)
+        case "FP64":
+            with np.errstate(over="ignore"):
+                values = np.frombuffer(binary, dtype="<f8").astype(np.float32)
+        case _:
+            values = np.frombuffer(binary, dtype="<f4")
+    return values.reshape(count, width)
+
+
+def json_length(value: bytes) -> int:
+    """Read the header that tells the length of the JSON part.
+
+    Raises:
+        BadRequestError: it is no number.
+    """
+    if not value.isdigit() or len(value) > 18:
+        raise BadRequestError(
+            f"Inference-Header-Content-Length: expected a number of bytes, got {shortened(value.decode('latin-1'))}"
+        )
+    return int(value)
+
+
+def _rows(tensor: RequestInput, width: int, max_rows: int) -> Rows:
+    if tensor.datatype not in DATATYPES:
+        raise BadRequestError(
+            f"inputs[0].datatype: expected one of {', '.join(DATATYPES)}, got {shortened(tensor.datatype)}"
+        )
+    if tensor.data is None:
+        raise BadRequestError("inputs[0].data: this field is required, or parameters.binary_data_size and binary data")
+    count = _count(tensor, width, max_rows)
     data = tensor.data
     if isinstance(data, list) and data and not isinstance(data[0], list):
         if len(data) != count * width:

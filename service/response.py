@@ -61,6 +61,20 @@ class Response:
         await self._send({"type": "http.response.start", "status": status, "headers": start})
         await self._send({"type": "http.response.body", "body": body})
 
+    async def binary(self, document: Any, data: memoryview, headers: Iterable[Header]) -> None:
+        """Send a JSON part and the binary data that it describes."""
+        head = orjson.dumps(document)
+        start = [
+            (b"content-type", b"application/octet-stream"),
+            (b"inference-header-content-length", b"%d" % len(head)),
+            (b"content-length", b"%d" % (len(head) + len(data))),
+            *self._headers(),
+            *headers,
+        ]
+        self.is_started = True
+        await self._send({"type": "http.response.start", "status": 200, "headers": start})
+        await self._send({"type": "http.response.body", "body": b"".join((head, data))})
+
     async def error(self, error: Exception) -> None:
         """Send `{"error": sentence, "code": slug}` with the status that the table gives the code."""
         code = code_of(error)

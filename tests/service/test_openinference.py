@@ -5,7 +5,7 @@ import orjson
 import pytest
 
 from service.errors import BadRequestError, TooLargeError
-from service.openinference import model_metadata, parse_infer
+from service.openinference import json_length, model_metadata, parse_infer
 from service.schemas import InferenceRequest
 
 WIDTH = 3
@@ -71,6 +71,72 @@ def test_a_body_that_the_protocol_or_the_model_does_not_take_is_refused(document
 def test_a_shape_of_too_many_rows_is_refused_before_its_product_can_overflow(shape: list[int]) -> None:
     with pytest.raises(TooLargeError, match="at most 8 rows"):
         parse(body(tensor={"shape": shape}))
+
+
+BINARY = {"FP32": "<f4", "FP64": "<f8", "FP16": "<f2"}
+NUMBERS = np.array([[1, 2, 3], [4, 5, -6.5]])
+
+
+def binary_body(data: bytes, datatype: str, **changes: Any) -> tuple[bytes, int]:
+    tensor = {"name": "input", "shape": [2, 3], "datatype": datatype, "parameters": {"binary_data_size": len(data)}}
+    tensor |= changes.pop("tensor", {})
+    head = orjson.dumps({"inputs": [tensor]} | changes)
+    return head + data, len(head)
+
+
+@pytest.mark.parametrize("datatype", [*BINARY, "BF16"])
+def test_binary_data_of_every_float_type_becomes_the_same_rows(datatype: str) -> None:
+    if datatype == "BF16":
+        data = (NUMBERS.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+    else:
+        data = NUMBERS.astype(BINARY[datatype]).tobytes()
+    whole, length = binary_body(data, datatype, parameters={"binary_data_output": True})
+    request = parse_infer(whole, WIDTH, 8, length)
+    np.testing.assert_array_equal(request.rows, NUMBERS.astype(np.float32))
+    assert request.is_binary_reply
+
+
+def test_binary_data_may_hold_nan_and_infinity() -> None:
+    data = np.array([[np.nan, np.inf, -np.inf], [0, 0, 0]], dtype="<f4").tobytes()
+    whole, length = binary_body(data, "FP32")
+    assert np.isnan(parse_infer(whole, WIDTH, 8, length).rows[0, 0])
+
+
+def test_an_outputs_own_parameter_wins_over_the_requests() -> None:
+    outputs = [{"name": "output", "parameters": {"binary_data": False}}]
+    document = body(parameters={"binary_data_output": True}, outputs=outputs)
+    assert not parse_infer(orjson.dumps(document), WIDTH, 8).is_binary_reply
+
+
+FLOATS = NUMBERS.astype("<f4").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("whole", "length", "message"),
+    [
+        (*binary_body(FLOATS[:-1], "FP32"), "expected 24 for FP32"),
+        (*binary_body(FLOATS + b"x", "FP32"), "expected 24 for FP32"),
+        (*binary_body(FLOATS, "FP64"), "expected 48 for FP64"),
+        (*binary_body(FLOATS, "INT32"), "expected one of FP16, BF16, FP32, FP64, got 'INT32'"),
+        (*binary_body(FLOATS, "FP32", tensor={"data": [1]}), "got both"),
+        (*binary_body(FLOATS, "FP32", tensor={"parameters": {"binary_data_size": -1}}), "binary_data_size"),
+        (*binary_body(FLOATS, "FP32", tensor={"parameters": {}}), "this field is required, or parameters.binary"),
+        (*binary_body(FLOATS, "FP32", tensor={"shape": [2**40, 3]}), "at most 8 rows"),
+        (b"{}", 99, "at most the body's 2 bytes, got 99"),
+        (orjson.dumps(body()) + b"tail", len(orjson.dumps(body())), "expected nothing after the JSON part"),
+        (binary_body(FLOATS, "FP32")[0][:-4], binary_body(FLOATS, "FP32")[1], "expected 24 bytes of binary data"),
+    ],
+    ids=str,
+)
+def test_binary_framing_that_does_not_add_up_is_refused(whole: bytes, length: int, message: str) -> None:
+    with pytest.raises((BadRequestError, TooLargeError), match=message):
+        parse_infer(whole, WIDTH, 8, length)
+
+
+@pytest.mark.parametrize("value", [b"-1", b"1e3", b"", b" 5", b"9" * 40, b"\xff"], ids=repr)
+def test_a_length_header_that_is_no_number_is_refused(value: bytes) -> None:
+    with pytest.raises(BadRequestError, match="expected a number of bytes"):
+        json_length(value)
 
 
 def test_metadata_names_one_input_and_one_output_of_any_row_count() -> None:
