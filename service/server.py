@@ -131,6 +131,7 @@ def screen(server: Server, hellos: list[Hello]) -> str:
     ]
     for name, state in hello["backends"].items():
         what = state["implementation"] if state["state"] == "ready" else f"unavailable: {state['reason']}"
+        what += f" ({state['note']})" if state["note"] else ""
         lines.append(f"backend   {name:9}{what}")
     default = settings.default_backend
     lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from kernels.onednn import PackedLinear, unavailable
+from kernels.onednn import PackedLinear, plain_rows, unavailable
 from models.backends import Backend
 from models.config import ModelConfig
 from models.mlp import MLP, Block
@@ -22,6 +22,12 @@ class FusedOnCPU(Backend):
         self._stem = _packed(model.stem)
         self._blocks = [_FusedBlock(block) for block in model.blocks if isinstance(block, Block)]
         self._head = _packed(model.head)
+        self._note = _smallness(model)
+
+    @property
+    def note(self) -> str | None:
+        """See `Backend`."""
+        return self._note
 
     @classmethod
     def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
@@ -61,3 +67,10 @@ class _FusedBlock:
 
 def _packed(module: nn.Module | None) -> PackedLinear | None:
     return PackedLinear(module.weight, module.bias) if isinstance(module, nn.Linear) else None
+
+
+def _smallness(model: MLP) -> str | None:
+    """Say up to how many rows no product is large enough for a post-op, where that is so."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    rows = min(plain_rows(layer.weight.dtype, layer.in_features, layer.out_features) for layer in layers)
+    return f"up to {rows} rows every product is PyTorch's own, too small to repay oneDNN's call" if rows else None

@@ -285,3 +285,12 @@ def test_a_sentence_has_one_line_and_a_bounded_length() -> None:
     assert sentence(ValueError("first\nsecond")) == "ValueError: first"
     assert sentence(KeyError()) == "KeyError"
     assert len(sentence(ValueError("x" * 1000))) == 200
+
+
+def test_a_model_too_small_for_post_ops_says_up_to_how_many_rows() -> None:
+    small = load_engine("digits", backends=("fused",))
+    small.warm_up(4)
+    assert (
+        small.backends["fused"].note
+        == "up to 162 rows every product is PyTorch's own, too small to repay oneDNN's call"
+    )
