@@ -1,0 +1,121 @@
+"""The body of one inference request and what its reply has to be, as JSON or in the protocol's binary tensor extension.
+
+Source: https://github.com/kserve/open-inference-protocol; the extension:
+https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_binary_data.html.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+WIRES = ("json", "binary")
+LENGTH_HEADER = "Inference-Header-Content-Length"
+SERVER_TIMES = {"QUEUE": "x-queue-us", "COMPUTE": "x-compute-us"}
+
+
+class ReplyError(Exception):
+    """A reply that is not what was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """One request, made once and sent again and again."""
+
+    path: str
+    name: str  # what the statistics call it; tells the backends apart
+    headers: dict[str, str]
+    body: bytes
+    backend: str | None
+    rows: int
+    width_out: int
+
+    @property
+    def is_binary(self) -> bool:
+        """True where the tensors travel as bytes."""
+        return LENGTH_HEADER in self.headers
+
+
+def inference(
+    wire: str, model: str, rows: NDArray[np.float32], width_out: int, backend: str | None, key: str = ""
+) -> Inference:
+    """Return the request that asks `backend`, or the server's default, for the outputs of `rows` (n, width).
+
+    No compression is asked for, so that what is timed is the server and not gzip.
+    """
+    headers = {"accept-encoding": "identity"} | ({"x-api-key": key} if key else {})
+    if wire == "json":
+        path = "/predict" if backend is None else f"/predict/{backend}"
+        headers["content-type"] = "application/json"
+        body = json.dumps({"inputs": rows.tolist()}).encode()
+        return Inference(path, path, headers, body, backend, len(rows), width_out)
+    path = f"/v2/models/{quote(model, safe='')}/infer"
+    data = rows.astype("<f4").tobytes()
+    head = json.dumps(
+        {
+            "inputs": [
+                {
+                    "name": "input",
+                    "shape": list(rows.shape),
+                    "datatype": "FP32",
+                    "parameters": {"binary_data_size": len(data)},
+                }
+            ],
+            "parameters": {"binary_data_output": True} | ({} if backend is None else {"backend": backend}),
+        }
+    ).encode()
+    headers |= {"content-type": "application/octet-stream", LENGTH_HEADER: str(len(head))}
+    return Inference(path, f"{path} {backend or 'default'}", headers, head + data, backend, len(rows), width_out)
+
+
+def require_answered(request: Inference, headers: Mapping[str, str], body: bytes) -> None:
+    """Check what can be checked of a reply with status 200 without taking its time.
+
+    Raises:
+        ReplyError: another backend answered, or the tensor is not there whole.
+    """
+    ran = headers.get("x-backend")
+    if ran is None or request.backend not in (None, ran):
+        raise ReplyError(f"expected header x-backend: {request.backend or 'any'}, got {ran}")
+    if not request.is_binary:
+        return
+    length = headers.get(LENGTH_HEADER)
+    if length is None:
+        raise ReplyError(f"expected header {LENGTH_HEADER}, got a reply without it")
+    size, expected = len(body) - int(length), request.rows * request.width_out * 4
+    if size != expected:
+        raise ReplyError(f"expected {expected} bytes of tensor after the reply's JSON, got {size}")
+
+
+def outputs_of(request: Inference, headers: Mapping[str, str], body: bytes) -> NDArray[np.float32]:
+    """Return the outputs (n, width_out) of a reply.
+
+    Raises:
+        ReplyError: the reply holds something else.
+    """
+    require_answered(request, headers, body)
+    try:
+        if request.is_binary:
+            outputs = np.frombuffer(body, "<f4", offset=int(headers[LENGTH_HEADER])).astype(np.float32)
+            return outputs.reshape(request.rows, request.width_out)
+        outputs = np.asarray(json.loads(body)["outputs"], np.float32)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReplyError(f"expected {request.rows} rows of {request.width_out} outputs, got {error}") from error
+    if outputs.shape != (request.rows, request.width_out):
+        raise ReplyError(f"expected {request.rows} rows of {request.width_out} outputs, got shape {outputs.shape}")
+    return outputs
+
+
+def server_times_ms(headers: Mapping[str, str]) -> dict[str, float]:
+    """Return what the server says it spent on a request, in milliseconds: `QUEUE` waiting, `COMPUTE` computing.
+
+    Raises:
+        ReplyError: a header is missing.
+    """
+    missing = [header for header in SERVER_TIMES.values() if header not in headers]
+    if missing:
+        raise ReplyError(f"expected headers {', '.join(missing)}, got a reply without")
+    return {kind: float(headers[header]) / 1e3 for kind, header in SERVER_TIMES.items()}
