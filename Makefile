@@ -6,7 +6,7 @@ ARGS ?=
 PIP := $(BIN)/pip --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-quick check bench docs format clean
+.PHONY: help setup serve test test-quick check bench gpu docs loadtest image format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -45,10 +45,20 @@ check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 
 bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
 	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
+	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
 	@$(BIN)/python -m docs.render
+
+gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch, triton, numpy and safetensors alone.
+	@$(PYTHON) -m models.gpu $(ARGS)
 
 docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md.
 	@$(BIN)/python -m docs.render
+
+loadtest: $(VENV)/dev.stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
+	@exec $(BIN)/locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 $(ARGS)
+
+image:  ## Build the Docker image.
+	@docker build -t fused-mlp-server .
 
 format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
 	@$(BIN)/ruff check --fix .

@@ -70,3 +70,13 @@ def table() -> dict[str, Any]:
                             f"{', '.join(get_args(HiddenPath))}, got {path!r}"
                         )
     return found
+
+
+def record(measured: dict[str, Any]) -> None:
+    """Put measured paths into paths.json, in the place of those of the same device, dtype and widths."""
+    found = table()
+    for device, dtypes in measured.items():
+        for dtype, widths in dtypes.items():
+            found.setdefault(device, {}).setdefault(dtype, {}).update(widths)
+    FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    table.cache_clear()

@@ -1,0 +1,318 @@
+"""Checks and measures everything on one GPU, in under 8 minutes: ``python -m models.gpu``, or ``make gpu``.
+
+Its steps: every operator's correctness and tiles (``python -m kernels check`` and ``tune``), the way of each hidden
+layer (models/backends/paths.json), the table of the backends, the profile of the reference shape. Everything lands
+under ``--out`` as gpu-*.json, and as gpu.md for people. A step that fails, or that no time is left for, is reported as
+such; the others go on. It needs torch, triton, numpy and safetensors alone.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from models.config import FFNConfig, InitConfig, ModelConfig, NormConfig
+from models.progress import Progress
+
+if TYPE_CHECKING:
+    from models.engine import Engine
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs/results"
+BUDGET_S = 450.0
+DEFAULT_DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is measured: one shape is (dim, hidden, depth); the first one is profiled, at `profile_rows`."""
+
+    shapes: tuple[tuple[int, int, int], ...]
+    rows: tuple[int, ...]
+    profile_rows: int
+    repetitions: int
+    backends: tuple[str, ...]
+
+
+PLANS = {
+    "cuda": Plan(
+        shapes=((768, 3072, 4), (4096, 14336, 1)),
+        rows=(1, 8, 32, 128, 512, 2048, 8192),
+        profile_rows=8192,
+        repetitions=31,
+        backends=("eager", "compiled", "fused"),
+    ),
+    "cpu": Plan(shapes=((32, 48, 2),), rows=(1, 8), profile_rows=8, repetitions=2, backends=("eager", "fused")),
+}
+
+
+@dataclass(slots=True)
+class Report:
+    """What has been done: the state of each step, and what the steps found."""
+
+    out: Path
+    deadline: float
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def step(self, name: str, run: Callable[[], str | None]) -> None:
+        """Run one step and note "done", or why not; `run` returns what kept it from being done, None for nothing."""
+        start = time.monotonic()
+        if start >= self.deadline:
+            state = "left out: no time was left"
+        else:
+            try:
+                state = run() or "done"
+            except Exception as error:
+                lines = str(error).strip().splitlines()
+                state = f"failed: {type(error).__name__}{f': {lines[0]}' if lines else ''}"
+        self.steps.append({"step": name, "state": state, "seconds": round(time.monotonic() - start, 1)})
+        print(f"{name}: {state}", flush=True)
+
+    def write(self, name: str, document: Any) -> None:
+        """Write gpu-`name`.json."""
+        (self.out / f"gpu-{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until no step is begun any more."""
+        return self.deadline - time.monotonic()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the steps and return the exit status: 0, 1 where a step is not done, or 2 with one line on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m models.gpu", description=(__doc__ or "").partition(":")[0] + ".")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run of tiny shapes")
+    parser.add_argument("--dtype", default=DEFAULT_DTYPE, help=f"default: {DEFAULT_DTYPE}")
+    parser.add_argument("--out", type=Path, help=f"where results go; default: {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--budget-s", type=float, default=BUDGET_S, help="no step begins after so many seconds")
+    options = parser.parse_args(arguments)
+    start = time.monotonic()
+
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        return refuse(
+            f"expected a CUDA or ROCm device, torch {torch.__version__} sees none; run this on a GPU host, or try the "
+            "script itself with --device cpu --out DIR"
+        )
+    if options.device == "cpu" and options.out is None:
+        return refuse("--out: expected a directory with --device cpu, whose figures are none of a GPU's, got none")
+    out: Path = RESULTS if options.out is None else options.out
+    out.mkdir(parents=True, exist_ok=True)
+    report = Report(out, start + options.budget_s)
+    measure(report, PLANS[options.device], options.device, options.dtype)
+    return 0 if all(step["state"] == "done" for step in report.steps) else 1
+
+
+def refuse(sentence: str) -> int:
+    """Print why nothing is done."""
+    print(f"python -m models.gpu: error: {sentence}", file=sys.stderr)
+    return 2
+
+
+def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
+    """Take every step; on a CPU those of the kernels are left out, which only a GPU runs at speed."""
+    import torch
+
+    from models.conditions import conditions
+
+    facts = conditions(torch.device(device), getattr(torch, dtype), torch.get_num_threads())
+    report.found["conditions"] = facts
+    if device == "cuda":
+        for command in ("check", "tune"):
+            report.step(f"kernels {command}", partial(kernels_command, report, command))
+    report.step("paths", partial(measure_paths, report, plan, device, dtype))
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [write_model(Path(directory), shape) for shape in plan.shapes]
+        for path in paths:
+            report.step(f"bench {path.name}", partial(measure_backends, report, plan, path, device, dtype))
+        report.step(f"profile {paths[0].name}", partial(measure_profile, report, plan, paths[0], device, dtype))
+    report.write("summary", {"conditions": facts, "steps": report.steps})
+    (report.out / "gpu.md").write_text(markdown(report), encoding="utf-8")
+
+
+def kernels_command(report: Report, command: str) -> str | None:
+    """Run ``python -m kernels COMMAND`` in a process of its own, so that its tables are read anew afterwards."""
+    target = report.out / f"gpu-kernels-{command}.json"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "kernels", command, "--json", str(target)],
+            cwd=ROOT,
+            timeout=max(1.0, report.left_s),
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        return "stopped: no time was left"
+    if done.returncode != 0:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        return f"failed with exit status {done.returncode}{f': {lines[-1]}' if lines else ''}"
+    return None
+
+
+def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | None:
+    """Time each way of a hidden layer at each row count, replayed as on a request; on a GPU, renew paths.json."""
+    import torch
+
+    from models import bench, weights
+    from models.backends import paths
+    from models.backends.fused_cuda import FusedOnCUDA
+    from models.backends.graphs import captured
+    from models.mlp import MLP
+
+    if device == "cpu":
+        from kernels.interpreter import INTERPRETED
+
+        if not INTERPRETED:
+            return "left out: on a CPU it takes TRITON_INTERPRET=1"
+    kind, place = getattr(torch, dtype), torch.device(device)
+    name = torch.cuda.get_device_name(place) if device == "cuda" else "cpu"
+    chosen: dict[str, dict[str, str]] = {}
+    times: list[dict[str, Any]] = []
+    for dim, hidden, _ in plan.shapes:
+        config = config_of(dim, hidden, 1)
+        with torch.device("meta"):
+            model = MLP(config)
+        model.load_state_dict({key: it.to(place, kind) for key, it in weights.seeded(config).items()}, assign=True)
+        backend = FusedOnCUDA(model.requires_grad_(False).eval(), config)
+        for rows in plan.rows:
+            with torch.inference_mode():
+                x = backend.zeros(rows)
+                runs: dict[str, Callable[[], object]] = {}
+                for path in get_args(paths.HiddenPath):
+                    forward = partial(backend.forward, path=path)
+                    runs[path] = partial(captured(forward, x.clone()) if device == "cuda" else forward, x)
+                seconds = bench.interleaved(runs, plan.repetitions, place)
+            medians = {path: bench.quartiles(values)[1] for path, values in seconds.items()}
+            best = min(medians, key=lambda path: medians[path])
+            chosen.setdefault(f"{dim}x{hidden}", {})[str(rows)] = best
+            times += [
+                {"dim": dim, "hidden": hidden, "rows": rows, "path": path, "median_us": round(median * 1e6, 2)}
+                for path, median in medians.items()
+            ]
+    table = {name: {dtype: chosen}}
+    report.found["paths"] = chosen
+    report.write("paths", {"conditions": report.found["conditions"], "chosen": table, "times": times})
+    if device == "cuda":
+        paths.record(table)
+    return None
+
+
+def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype: str) -> str | None:
+    """Time the backends of one model, interleaved, those that cannot run here left out and named."""
+    from models import bench
+
+    engine, absent = ready_engine(plan, path, device, dtype)
+    roof = bench.measure_roof(engine.device, engine.dtype)
+    with Progress(f"measuring {path.name}") as progress:
+        found = bench.bench(engine, plan.rows, roof, plan.repetitions, progress=progress)
+    document = {
+        "conditions": {
+            **report.found["conditions"],
+            "model": engine.config.to_dict(),
+            "repetitions": plan.repetitions,
+            "is_cold": False,
+        },
+        "roof": {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s / 1e12, 4)},
+        "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in bench.geometric_means(found).items()},
+        "notes": {name: status.note for name, status in engine.backends.items() if status.note is not None},
+        "bench": [it.to_dict() for it in found],
+    }
+    report.found.setdefault("bench", []).append(document)
+    report.write(f"bench-{path.name}", document)
+    return absent
+
+
+def measure_profile(report: Report, plan: Plan, path: Path, device: str, dtype: str) -> str | None:
+    """Profile one model's backends."""
+    from models import profile
+
+    engine, absent = ready_engine(plan, path, device, dtype, (plan.profile_rows,))
+    found = [
+        profile.profile(engine, plan.profile_rows, name, report.out / f"gpu-trace-{name}.json")
+        for name in engine.backends
+    ]
+    report.found["profile"] = found
+    document = {"conditions": report.found["conditions"], "profile": [each.to_dict() for each in found]}
+    report.write("profile", document)
+    return absent
+
+
+def ready_engine(
+    plan: Plan, path: Path, device: str, dtype: str, rows: Sequence[int] = ()
+) -> tuple["Engine", str | None]:
+    """Load a model with the backends that run here, each ready for the row counts alone; say which do not.
+
+    A warm-up would compile every bucket up to the largest, and on a GPU that takes minutes.
+    """
+    import torch
+
+    from models.engine import load_engine
+
+    asked = load_engine(path, device, dtype, plan.backends)
+    absent = [f"{name} ({status.reason})" for name, status in asked.backends.items() if status.reason is not None]
+    able = [name for name, status in asked.backends.items() if status.reason is None]
+    engine = load_engine(path, device, dtype, able) if absent else asked
+    for count in sorted(rows or plan.rows, reverse=True):  # the largest first: what is larger is run in parts
+        for name in able:
+            engine.run(torch.zeros(count, engine.config.width_in), name)
+    return engine, f"done without {', '.join(absent)}" if absent else None
+
+
+def config_of(dim: int, hidden: int, depth: int) -> ModelConfig:
+    """Return a GEGLU (tanh) stack with seeded weights, as the reference shape is."""
+    ffn, norm = FFNConfig(True, "gelu_tanh"), NormConfig("rms")
+    return ModelConfig(f"geglu-{dim}x{hidden}x{depth}", dim, hidden, depth, ffn, norm, init=InitConfig(0))
+
+
+def write_model(directory: Path, shape: tuple[int, int, int]) -> Path:
+    """Write a model directory and return its path."""
+    config = config_of(*shape)
+    path = directory / config.name
+    path.mkdir()
+    config.save(path)
+    return path
+
+
+def markdown(report: Report) -> str:
+    """Lay out for people what was found."""
+    from models.conditions import described
+    from models.profile import table
+
+    lines = ["# Measured on a GPU", "", f"{described(report.found['conditions'])}.", ""]
+    lines += ["| step | state | seconds |", "|---|---|---|"]
+    lines += [f"| {step['step']} | {step['state']} | {step['seconds']} |" for step in report.steps]
+    for document in report.found.get("bench", []):
+        roof = document["roof"]
+        lines += [
+            "",
+            f"## {document['conditions']['model']['name']}",
+            "",
+            f"Roof: copy {roof['copy_gb_s']} GB/s, large product {roof['tflop_s']} TFLOP/s; medians of "
+            f"{document['conditions']['repetitions']} interleaved rounds, quartiles in brackets.",
+            "",
+            "| rows | backend | us | eager / it | GB/s | TFLOP/s | % of roof |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {it['rows']} | {it['backend']} | {it['median_us']:g} ({it['q1_us']:g} to {it['q3_us']:g}) "
+            f"| {it['ratio']:.2f} ({it['ratio_q1']:.2f} to {it['ratio_q3']:.2f}) "
+            f"| {it['gb_s']:g} | {it['tflop_s']:g} | {it['percent_of_roof']:.0f} |"
+            for it in document["bench"]
+        ]
+        lines += [f"\n{name}: {note}." for name, note in document["notes"].items()]
+    if "profile" in report.found:
+        lines += ["", "## Profile", "", "```", *(table(each) for each in report.found["profile"]), "```"]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

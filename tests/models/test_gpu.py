@@ -1,0 +1,164 @@
+"""The script behind `make gpu`, as far as it goes without a GPU; no test relies on how long anything takes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import bench, gpu
+from models.backends import paths
+from models.gpu import Report
+
+no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(bench.PRODUCT_WIDTH, "cpu", 16)
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    return Report(tmp_path, time.monotonic() + 600)
+
+
+@no_gpu
+def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main([]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("python -m models.gpu: error: expected a CUDA or ROCm device, torch ")
+    assert captured.err.count("\n") == 1
+
+
+def test_figures_of_a_cpu_are_not_put_among_those_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert gpu.main(["--device", "cpu"]) == 2
+    assert "--out: expected a directory with --device cpu" in capsys.readouterr().err
+
+
+@no_gpu
+def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path) -> None:
+    before = paths.FILE.read_text()
+    assert gpu.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    shape = "geglu-32x48x2"
+    assert {path.name for path in tmp_path.iterdir()} == {
+        *("gpu-paths.json", f"gpu-bench-{shape}.json", "gpu-profile.json", "gpu-summary.json", "gpu.md"),
+        *("gpu-trace-eager.json", "gpu-trace-fused.json"),
+    }
+    summary = json.loads((tmp_path / "gpu-summary.json").read_text())
+    assert [(it["step"], it["state"]) for it in summary["steps"]] == [
+        ("paths", "done"),
+        (f"bench {shape}", "done"),
+        (f"profile {shape}", "done"),
+    ]
+    assert summary["conditions"]["dtype"] == "bfloat16"
+    chosen = json.loads((tmp_path / "gpu-paths.json").read_text())["chosen"]["cpu"]["bfloat16"]["32x48"]
+    assert set(chosen) == {"1", "8"}
+    document = json.loads((tmp_path / f"gpu-bench-{shape}.json").read_text())
+    assert [(it["rows"], it["backend"]) for it in document["bench"]] == [
+        *((1, "eager"), (1, "fused"), (8, "eager"), (8, "fused")),
+    ]
+    text = (tmp_path / "gpu.md").read_text()
+    assert f"## {shape}" in text
+    assert "| 8 | fused | " in text
+    assert "mkldnn::_linear_pointwise" in text
+    assert paths.FILE.read_text() == before  # a CPU's choice is no GPU's
+
+
+def test_a_backend_that_cannot_run_is_named_and_the_others_measured(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("models.backends.fused.unavailable", lambda _: "no post-ops here")
+    path = gpu.write_model(tmp_path, (8, 8, 1))
+    engine, absent = gpu.ready_engine(gpu.PLANS["cpu"], path, "cpu", "float32")
+    assert absent == "done without fused (no post-ops here)"
+    assert list(engine.backends) == ["eager"]
+
+
+def test_a_step_that_fails_is_reported_and_the_next_one_taken(report: Report) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of luck\nand more")
+
+    report.step("first", fail)
+    report.step("second", lambda: None)
+    report.step("third", lambda: "done without compiled (no compiler)")
+    assert [(it["step"], it["state"]) for it in report.steps] == [
+        ("first", "failed: RuntimeError: out of luck"),
+        ("second", "done"),
+        ("third", "done without compiled (no compiler)"),
+    ]
+
+
+def test_no_step_begins_after_the_budget(tmp_path: Path) -> None:
+    report, taken = Report(tmp_path, time.monotonic() - 1), []
+    report.step("late", lambda: taken.append("late"))
+    assert taken == []
+    assert report.steps[0]["state"] == "left out: no time was left"
+
+
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        ("pass", None),
+        ("import sys; sys.exit('linear: off by one')", "failed with exit status 1: linear: off by one"),
+        ("import time; time.sleep(60)", "stopped: no time was left"),
+    ],
+)
+def test_what_the_kernels_commands_end_with_is_the_state_of_the_step(
+    report: Report, monkeypatch: pytest.MonkeyPatch, code: str, state: str | None
+) -> None:
+    genuine, commands = subprocess.run, []
+
+    def run(command: list[str], **options: Any) -> Any:
+        commands.append(command)
+        return genuine([sys.executable, "-c", code], **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    if "sleep" in code:
+        report.deadline = time.monotonic()
+    assert gpu.kernels_command(report, "check") == state
+    assert commands == [
+        [sys.executable, "-m", "kernels", "check", "--json", str(report.out / "gpu-kernels-check.json")]
+    ]
+
+
+def test_recorded_paths_join_those_of_other_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "paths.json"
+    file.write_text('{"A": {"bfloat16": {"8x8": {"1": "dual"}, "4x4": {"1": "dual"}}}}')
+    monkeypatch.setattr(paths, "FILE", file)
+    paths.table.cache_clear()
+    try:
+        paths.record({"A": {"bfloat16": {"8x8": {"2": "split"}}}, "B": {"float16": {"8x8": {"1": "library"}}}})
+        assert (
+            json.loads(file.read_text())
+            == paths.table()
+            == {
+                "A": {"bfloat16": {"8x8": {"2": "split"}, "4x4": {"1": "dual"}}},
+                "B": {"float16": {"8x8": {"1": "library"}}},
+            }
+        )
+    finally:
+        paths.table.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
+def test_on_a_gpu_paths_backends_and_profile_are_measured(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "paths.json"
+    file.write_text("{}")
+    monkeypatch.setattr(paths, "FILE", file)
+    monkeypatch.setattr(gpu, "kernels_command", lambda *_: None)
+    paths.table.cache_clear()
+    gpu.measure(report, gpu.Plan(((64, 96, 2),), (1, 64), 64, 2, ("eager", "fused")), "cuda", "bfloat16")
+    paths.table.cache_clear()
+    assert {it["state"] for it in report.steps} == {"done"}
+    assert json.loads(file.read_text())[torch.cuda.get_device_name()]["bfloat16"]["64x96"].keys() == {"1", "64"}
