@@ -11,8 +11,16 @@ from torch.nn import functional as F
 
 from kernels.activation import activate, check_activation, gated_activation_torch
 from kernels.interpreter import dot, rounded
-from kernels.operands import as_rows, check_like, check_rows, launch_on
-from kernels.tiles import GROUP_M, Tile, gated_linear_tile, tile_of_program
+from kernels.operands import (
+    as_rows,
+    check_like,
+    check_rows,
+    launch_on,
+    multiprocessor_count,
+    takes_tma,
+    with_descriptors,
+)
+from kernels.tiles import GROUP_M, Tile, arch_of, gated_linear_tile, listed_tile, tile_of_program
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -63,6 +71,52 @@ def _gated_linear_kernel(
         up += tl.load(up_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     out = rounded(activate(gate, ACTIVATION) * up, out_ptr.dtype.element_ty)
     tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gated_linear_tma_kernel(
+    x_ptr: tl.tensor,  # (M, K)
+    gate_weight_ptr: tl.tensor,  # (N, K)
+    up_weight_ptr: tl.tensor,  # (N, K)
+    gate_bias_ptr: tl.tensor | None,  # (N,)
+    up_bias_ptr: tl.tensor | None,  # (N,)
+    out_ptr: tl.tensor,  # (M, N)
+    x_stride_m: tl.tensor,
+    gate_weight_stride_n: tl.tensor,
+    up_weight_stride_n: tl.tensor,
+    out_stride_m: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    # The copy engine fills what lies outside with zeros, and needs no registers for addresses and masks.
+    x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride_m, 1], [BLOCK_M, BLOCK_K])
+    gate_tiles = tl.make_tensor_descriptor(gate_weight_ptr, [N, K], [gate_weight_stride_n, 1], [BLOCK_N, BLOCK_K])
+    up_tiles = tl.make_tensor_descriptor(up_weight_ptr, [N, K], [up_weight_stride_n, 1], [BLOCK_N, BLOCK_K])
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    for program in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        tile_m, tile_n = tile_of_program(program, M, N, BLOCK_M, BLOCK_N, GROUP)
+        gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            x = x_tiles.load([tile_m * BLOCK_M, step * BLOCK_K])  # (BLOCK_M, BLOCK_K)
+            gate = dot(x, gate_tiles.load([tile_n * BLOCK_N, step * BLOCK_K]).T, gate)
+            up = dot(x, up_tiles.load([tile_n * BLOCK_N, step * BLOCK_K]).T, up)
+
+        rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
+        columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        is_column = columns < N
+        if gate_bias_ptr is not None:
+            gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        if up_bias_ptr is not None:
+            up += tl.load(up_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        out = rounded(activate(gate, ACTIVATION) * up, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=(rows < M)[:, None] & is_column)
 
 
 def gated_linear(
@@ -125,7 +179,9 @@ def _gated_linear(
     _check(x, gate_weight, up_weight, gate_bias, up_bias, activation)
     out = x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
     rows = as_rows(x)
-    tile = gated_linear_tile(x.dtype, rows.shape[0])
+    tile = listed_tile("gated_linear", arch_of(x.device), x.dtype, *rows.shape, gate_weight.shape[0])
+    if tile is None or (tile.feed == "tma" and not takes_tma(rows, gate_weight, up_weight)):
+        tile = gated_linear_tile(x.dtype, rows.shape[0])
     _launch(as_rows(out), rows, gate_weight, up_weight, gate_bias, up_bias, activation, tile)
     return out
 
@@ -178,15 +234,16 @@ def _launch(
         (M, K), N = x.shape, gate_weight.shape[0]
         if M == 0:
             return
-        grid = (triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n),)
-        _gated_linear_kernel[grid](
+        programs = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+        operands = (
             *(x, gate_weight, up_weight, gate_bias, up_bias, out),
             *(x.stride(0), gate_weight.stride(0), up_weight.stride(0), out.stride(0)),
             *(M, N, K, activation),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_K=tile.block_k,
-            GROUP=GROUP_M,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
         )
+        blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M}
+        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
+        if tile.feed == "tma":
+            programs = min(programs, multiprocessor_count(x))
+            with_descriptors(_gated_linear_tma_kernel[(programs,)], x)(*operands, **blocks, **options)
+        else:
+            _gated_linear_kernel[(programs,)](*operands, **blocks, **options)

@@ -11,8 +11,16 @@ from torch.nn import functional as F
 
 from kernels.activation import ACTIVATIONS, activate, check_activation
 from kernels.interpreter import dot, rounded
-from kernels.operands import as_rows, check_like, check_rows, launch_on, multiprocessor_count
-from kernels.tiles import GROUP_M, Tile, linear_tile, split_k, tile_of_program
+from kernels.operands import (
+    as_rows,
+    check_like,
+    check_rows,
+    launch_on,
+    multiprocessor_count,
+    takes_tma,
+    with_descriptors,
+)
+from kernels.tiles import GROUP_M, Tile, arch_of, linear_tile, listed_tile, split_k, tile_of_program
 
 BLOCK = 1024  # elements of the result a program of the second kernel sums
 
@@ -88,6 +96,44 @@ def _linear_kernel(
         out_ptr += part.to(tl.int64) * part_stride
     out = rounded(total, out_ptr.dtype.element_ty)
     tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _linear_tma_kernel(
+    x_ptr: tl.tensor,  # (M, K)
+    weight_ptr: tl.tensor,  # (N, K)
+    bias_ptr: tl.tensor | None,  # (N,)
+    residual_ptr: tl.tensor | None,  # (M, N)
+    out_ptr: tl.tensor,  # (M, N)
+    x_stride_m: tl.tensor,
+    weight_stride_n: tl.tensor,
+    residual_stride_m: tl.tensor,
+    out_stride_m: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    ACTIVATION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+) -> None:
+    # The copy engine fills what lies outside with zeros, and needs no registers for addresses and masks.
+    x_tiles = tl.make_tensor_descriptor(x_ptr, [M, K], [x_stride_m, 1], [BLOCK_M, BLOCK_K])
+    weight_tiles = tl.make_tensor_descriptor(weight_ptr, [N, K], [weight_stride_n, 1], [BLOCK_N, BLOCK_K])
+    tiles = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N)
+    for program in tl.range(tl.program_id(0), tiles, tl.num_programs(0)):
+        tile_m, tile_n = tile_of_program(program, M, N, BLOCK_M, BLOCK_N, GROUP)
+        total = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for step in range(tl.cdiv(K, BLOCK_K)):
+            x = x_tiles.load([tile_m * BLOCK_M, step * BLOCK_K])  # (BLOCK_M, BLOCK_K)
+            total = dot(x, weight_tiles.load([tile_n * BLOCK_N, step * BLOCK_K]).T, total)
+        rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
+        columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
+        total = _finish(total, bias_ptr, residual_ptr, residual_stride_m, rows, columns, M, N, ACTIVATION)
+        out = rounded(total, out_ptr.dtype.element_ty)
+        mask = (rows < M)[:, None] & (columns < N)[None, :]
+        tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=mask)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -177,8 +223,10 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     M, K, N = *rows.shape, weight.shape[0]
     if M > 0:
         multiprocessors = multiprocessor_count(x)
-        tile = linear_tile(x.dtype, M, N, multiprocessors)
-        split = split_k(tile, M, K, N, multiprocessors)
+        tile = listed_tile("linear", arch_of(x.device), x.dtype, M, K, N)
+        if tile is None or (tile.feed == "tma" and not takes_tma(rows, weight)):
+            tile = linear_tile(x.dtype, M, N, multiprocessors)
+        split = 1 if tile.feed == "tma" else split_k(tile, M, K, N, multiprocessors)
         _launch(as_rows(out), rows, weight, bias, activation, folded, tile, split)
     return out
 
@@ -215,6 +263,9 @@ def _launch(
 ) -> None:
     with launch_on("linear", x):
         (M, K), N = x.shape, weight.shape[0]
+        if tile.feed == "tma":
+            _launch_tma(out, x, weight, bias, activation, residual, tile)
+            return
         target = out if split == 1 else x.new_empty((split, M, N), dtype=torch.float32)
         residual_stride_m = 0 if residual is None else residual.stride(0)
         grid = (triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n) * split,)
@@ -241,3 +292,28 @@ def _launch(
             SPLIT=split,
             num_warps=4,
         )
+
+
+def _launch_tma(
+    out: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    activation: str | None,
+    residual: Tensor | None,
+    tile: Tile,
+) -> None:
+    (M, K), N = x.shape, weight.shape[0]
+    tiles = triton.cdiv(M, tile.block_m) * triton.cdiv(N, tile.block_n)
+    programs = min(tiles, multiprocessor_count(x))
+    with_descriptors(_linear_tma_kernel[(programs,)], x)(
+        *(x, weight, bias, residual, out),
+        *(x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0), out.stride(0)),
+        *(M, N, K, activation),
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k,
+        GROUP=GROUP_M,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+    )

@@ -1,9 +1,11 @@
 """What every Triton operator asks of its operands, and the device it launches on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import copy_context
 
 import torch
+import triton
 from torch import Tensor
 
 from kernels.interpreter import INTERPRETED
@@ -73,3 +75,38 @@ def multiprocessor_count(tensor: Tensor) -> int:
     The interpreter runs programs one by one; it takes the count of an H200, so that it meets the same splits.
     """
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 132
+
+
+def takes_tma(*operands: Tensor) -> bool:
+    """Tell whether the copy engine can read `operands`, (rows, columns): start and rows on 16 bytes, neither empty.
+
+    Source: cuTensorMapEncodeTiled, CUDA Driver API.
+    """
+    return all(
+        each.numel() > 0
+        and each.stride(1) == 1
+        and each.stride(0) > 0
+        and each.data_ptr() % 16 == 0
+        and each.stride(0) * each.element_size() % 16 == 0
+        for each in operands
+    )
+
+
+def with_descriptors(launch: Callable[..., object], tensor: Tensor) -> Callable[..., None]:
+    """Let `launch`'s kernel make tensor descriptors, in memory that PyTorch allocates on `tensor`'s device.
+
+    Triton asks for an allocator and keeps it in a context variable; a copied context leaves the caller's alone.
+    """
+
+    def allocate(size: int, alignment: int, stream: int | None) -> Tensor:
+        del alignment, stream  # PyTorch's allocator aligns to 512 bytes, and to the current stream
+        return torch.empty(size, dtype=torch.int8, device=tensor.device)
+
+    def in_context(*args: object, **options: object) -> None:
+        triton.set_allocator(allocate)
+        launch(*args, **options)
+
+    def call(*args: object, **options: object) -> None:
+        copy_context().run(in_context, *args, **options)
+
+    return call

@@ -1,14 +1,26 @@
-"""Tiles of the matrix kernels: a computed default for each dtype and row count, reasoned from shapes and not measured.
+"""Tiles of the matrix kernels: from a table per architecture, else a default computed from dtype and row count.
 
-Every default compiles without spilling for sm_80, sm_90 and gfx942, and its stages fit the shared memory a program may
-have there and on sm_86 and sm_89: 64 KiB on gfx942, 99 KiB on the smallest of the others.
+`tiles/ARCH.json` lists entries, each for an op, a dtype, a range of rows and two widths (null: any). An entry's source
+says whether the tile is "computed", reasoned from shapes, or "measured" by ``python -m kernels tune`` on a GPU.
+
+Every default compiles without spilling for sm_80, sm_90, sm_100 and gfx942, and its stages fit the shared memory a
+program may have there and on sm_86 and sm_89: 64 KiB on gfx942, 99 KiB on the smallest of the others.
 """
 
-from typing import NamedTuple
+import json
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+
+TABLES = Path(__file__).with_suffix("")
+OPS = ("gated_linear", "linear")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+SOURCES = ("computed", "measured")
 
 # Programs run eight rows of tiles at a time, so that both operands' tiles are found in L2.
 GROUP_M = 8
@@ -18,13 +30,18 @@ FEWEST_STEPS = 4
 
 
 class Tile(NamedTuple):
-    """What one program computes, (block_m, block_n) in steps of block_k, and how it is compiled."""
+    """What one program computes, (block_m, block_n) in steps of block_k, and how it is compiled and fed.
+
+    Fed by "pointers", a program computes one tile. Fed by "tma", the copy engine of Hopper and later, as many programs
+    as there are multiprocessors take one tile after another; widths that engine cannot read take the computed default.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
+    feed: str = "pointers"
 
 
 def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
@@ -40,7 +57,7 @@ def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
     if rows <= 16:
         return Tile(16, 32, 128, 4, 4)
     if rows <= 32:
-        return Tile(32, 32, 128, 4, 3)
+        return Tile(32, 32, 128, 8, 3)
     if rows <= 64:
         return Tile(64, 32, 64, 4, 4)
     if rows <= 128:
@@ -53,11 +70,11 @@ def linear_tile(dtype: torch.dtype, rows: int, out_features: int, multiprocessor
     if dtype == torch.float32:
         if rows <= 16:
             return Tile(16, 32, 64, 4, 3)
-        return Tile(32, 64, 32, 8, 3) if rows <= 64 else Tile(64, 64, 16, 8, 3)
+        return Tile(32, 64, 32, 8, 3) if rows <= 64 else Tile(64, 64, 16, 4, 3)
     if rows <= 16:
         return Tile(16, 32, 128, 4, 4)
     if rows <= 32:
-        return Tile(32, 32, 128, 4, 4)
+        return Tile(32, 32, 64, 4, 6)
     large = Tile(128, 128, 64, 8, 3)
     if triton.cdiv(rows, large.block_m) * triton.cdiv(out_features, large.block_n) < multiprocessors / 2:
         return Tile(64, 64, 64, 4, 4)
@@ -70,6 +87,156 @@ def split_k(tile: Tile, rows: int, in_features: int, out_features: int, multipro
     steps: int = triton.cdiv(in_features, tile.block_k)
     most = max(1, min(multiprocessors // programs, steps // FEWEST_STEPS))
     return 1 << most.bit_length() - 1
+
+
+class Entry(NamedTuple):
+    """One line of a table.
+
+    Args:
+        op: "gated_linear" or "linear".
+        dtype: of the operands.
+        in_features: width it is for; None: any.
+        out_features: likewise.
+        least_rows: first row count it is for.
+        most_rows: last one; None: any above.
+        tile: to run with.
+        source: "computed" or "measured".
+    """
+
+    op: str
+    dtype: torch.dtype
+    in_features: int | None
+    out_features: int | None
+    least_rows: int
+    most_rows: int | None
+    tile: Tile
+    source: str
+
+    def fits(self, rows: int, in_features: int, out_features: int) -> bool:
+        """Tell whether the entry is for this shape."""
+        is_width = self.in_features in (None, in_features) and self.out_features in (None, out_features)
+        return is_width and self.least_rows <= rows and (self.most_rows is None or rows <= self.most_rows)
+
+
+def read_table(path: Path) -> tuple[Entry, ...]:
+    """Read a table.
+
+    Raises:
+        ValueError: it is no JSON list, or an entry has an unknown or missing key or a wrong value.
+    """
+    try:
+        values = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from error
+    if not isinstance(values, list):
+        raise ValueError(f"{path}: must be a list of entries, got {type(values).__name__}")
+    return tuple(_entry(f"{path}, entry {at}", value) for at, value in enumerate(values))
+
+
+# What a measured entry may say besides: on what, with what, and how fast. Nothing reads it but people.
+NOTES = {"device": str, "torch": str, "triton": str, "microseconds": float, "rows_measured": int}
+SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
+FEEDS = ("pointers", "tma")
+KEYS = ("op", "dtype", "in_features", "out_features", "least_rows", "most_rows", "tile", "source")
+
+
+def _entry(at: str, value: object) -> Entry:
+    entry = _keys(at, value, KEYS, tuple(NOTES))
+    op = _choice(at, "op", entry["op"], OPS)
+    dtype = DTYPES[_choice(at, "dtype", entry["dtype"], tuple(DTYPES))]
+    widths = [_size(at, name, entry[name], may_be_null=True) for name in ("in_features", "out_features")]
+    least_rows = _size(at, "least_rows", entry["least_rows"]) or 0
+    most_rows = _size(at, "most_rows", entry["most_rows"], may_be_null=True)
+    if most_rows is not None and most_rows < least_rows:
+        raise ValueError(f"{at}: most_rows must be {least_rows} (least_rows) or more, got {most_rows}")
+    values = dict(_keys(f"{at}, tile", entry["tile"], SIZES, ("feed",)))
+    feed = _choice(f"{at}, tile", "feed", values.pop("feed", FEEDS[0]), FEEDS)
+    sizes = {name: _size(f"{at}, tile", name, size) or 0 for name, size in values.items()}
+    tile = Tile(**sizes, feed=feed)
+    for name, size in sizes.items():
+        if name != "num_stages" and size & (size - 1):
+            raise ValueError(f"{at}, tile: {name} must be a power of two, got {size}")
+        if name.startswith("block_") and size < 16:
+            raise ValueError(f"{at}, tile: {name} must be 16 or more, got {size}")
+    for name, kind in NOTES.items():
+        if name in entry and not isinstance(entry[name], kind):
+            raise ValueError(f"{at}: {name} must be {kind.__name__}, got {entry[name]!r}")
+    source = _choice(at, "source", entry["source"], SOURCES)
+    return Entry(op, dtype, widths[0], widths[1], least_rows, most_rows, tile, source)
+
+
+def _keys(at: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{at}: must be an object, got {value!r}")
+    for name in required:
+        if name not in value:
+            raise ValueError(f"{at}: {name} is missing")
+    for name in value:
+        if name not in required and name not in optional:
+            raise ValueError(f"{at}: unknown key {name!r}, expected {', '.join(required)}")
+    return value
+
+
+def _choice(at: str, name: str, value: object, choices: Sequence[str]) -> str:
+    if not isinstance(value, str) or value not in choices:
+        raise ValueError(f"{at}: {name} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def _size(at: str, name: str, value: object, may_be_null: bool = False) -> int | None:
+    if value is None and may_be_null:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{at}: {name} must be a whole number above zero{' or null' * may_be_null}, got {value!r}")
+    return value
+
+
+@cache
+def table(arch: str) -> tuple[Entry, ...]:
+    """Return the table of `arch`, without entries where none is shipped. Raises as `read_table` does."""
+    path = TABLES / f"{arch}.json"
+    return read_table(path) if path.exists() else ()
+
+
+@lru_cache(maxsize=65536)
+def listed_tile(
+    op: str, arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int
+) -> Tile | None:
+    """Return the tile that the table of `arch` lists for this shape, or None where the computed default is to be taken.
+
+    The first entry that fits wins; `python -m kernels tune` writes its own before others. Raises as `read_table` does.
+    """
+    if arch is None:
+        return None
+    fitting = (
+        entry.tile
+        for entry in table(arch)
+        if (entry.op, entry.dtype) == (op, dtype) and entry.fits(rows, in_features, out_features)
+    )
+    return next(fitting, None)
+
+
+@cache
+def arch_of(device: torch.device) -> str | None:
+    """Name the architecture of a GPU as the tables do, "sm_90" or "gfx942"; None for any other device."""
+    if device.type != "cuda":
+        return None
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"
+
+
+def shipped(op: str, dtype: torch.dtype, arch: str) -> list[Tile]:
+    """List the tiles that `op`, "gated_linear" or "linear", may run with in `dtype` on `arch`, each once."""
+    rows = (1, 17, 33, 65, 129, 65536)
+    multiprocessors = 132  # any count: by 65,536 rows every tile has been chosen
+    defaults = (
+        gated_linear_tile(dtype, each) if op == "gated_linear" else linear_tile(dtype, each, 4096, multiprocessors)
+        for each in rows
+    )
+    listed = (entry.tile for entry in table(arch) if (entry.op, entry.dtype) == (op, dtype))
+    return list(dict.fromkeys((*defaults, *listed)))
 
 
 @triton.jit  # type: ignore[untyped-decorator]

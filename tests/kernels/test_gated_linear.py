@@ -172,15 +172,15 @@ def test_erf_and_tanh_gelu_are_told_apart(dtype: torch.dtype, meant: str, wrong:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("activate(gate, ACTIVATION) * up", "activate(up, ACTIVATION) * gate"),
-        ("activate(gate, ACTIVATION) * up", "activate(gate, ACTIVATION)"),
-        ("range(tl.cdiv(K, BLOCK_K))", "range(K // BLOCK_K)"),
-        ("range(tl.cdiv(K, BLOCK_K))", "range(1, tl.cdiv(K, BLOCK_K))"),
+        ("\n    out = rounded(activate(gate, ACTIVATION) * up", "\n    out = rounded(activate(up, ACTIVATION) * gate"),
+        ("\n    out = rounded(activate(gate, ACTIVATION) * up", "\n    out = rounded(activate(gate, ACTIVATION)"),
+        ("\n    for step in range(tl.cdiv(K, BLOCK_K))", "\n    for step in range(K // BLOCK_K)"),
+        ("\n    for step in range(tl.cdiv(K, BLOCK_K))", "\n    for step in range(1, tl.cdiv(K, BLOCK_K))"),
         ("tl.load(up_ptrs, mask=weight_mask, other=0.0)", "tl.load(gate_ptrs, mask=weight_mask, other=0.0)"),
-        ("if gate_bias_ptr is not None:", "if False:"),
-        ("if up_bias_ptr is not None:", "if False:"),
+        ("\n    if gate_bias_ptr is not None:", "\n    if False:"),
+        ("\n    if up_bias_ptr is not None:", "\n    if False:"),
         ("columns[None, :] * up_weight_stride_n", "columns[None, :] * x_stride_m"),
-        ("tile_m.to(tl.int64) * BLOCK_M", "tile_m.to(tl.int64) * 0"),
+        ("\n    rows = tile_m.to(tl.int64) * BLOCK_M", "\n    rows = tile_m.to(tl.int64) * 0"),
     ],
 )
 def test_mutations_fail_the_rule(old: str, new: str, mutant: Mutant, device: torch.device) -> None:
@@ -258,3 +258,57 @@ def test_rejects(args: Operands, error: type[Exception], message: str) -> None:
 def test_rejects_an_unknown_activation() -> None:
     with pytest.raises(ValueError, match=r"^gated_linear: activation must be one of .*, got 'swish'"):
         gated_linear(ONES, WEIGHT, WEIGHT, activation="swish")
+
+
+TMA = Tile(16, 16, 16, 4, 3, "tma")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_programs_fed_by_the_copy_engine_cover_every_tile(
+    dtype: torch.dtype, multiprocessors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "multiprocessor_count", lambda _: multiprocessors)
+    for biases in ((True, True), (False, False)):
+        args = operands(37, 56, 40, dtype, device, biases)
+        assert check(launch(op, args, "silu", TMA), args, "silu") is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("x_tiles.load([tile_m * BLOCK_M, step * BLOCK_K])", "x_tiles.load([tile_m * BLOCK_M, 0])"),
+        ("up_tiles.load([tile_n * BLOCK_N", "gate_tiles.load([tile_n * BLOCK_N"),
+        ("tiles, tl.num_programs(0))", "tiles, tl.num_programs(0) + 1)"),
+        ("[N, K], [up_weight_stride_n, 1]", "[N - 8, K], [up_weight_stride_n, 1]"),
+    ],
+)
+def test_mutations_of_the_copy_engines_kernel_fail_the_rule(
+    old: str, new: str, mutant: Mutant, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = mutant(op, old, new)
+    for module in (op, changed):
+        monkeypatch.setattr(module, "multiprocessor_count", lambda _: 3)
+    args = operands(37, 56, 40, torch.float16, device)
+    assert check(launch(op, args, "gelu", TMA), args, "gelu") is None
+    assert check(launch(changed, args, "gelu", TMA), args, "gelu") is not None
+
+
+def test_widths_the_copy_engine_cannot_read_take_the_pointers(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Tile] = []
+
+    def record(*args: Tensor | Tile) -> None:
+        assert isinstance(args[-1], Tile)
+        taken.append(args[-1])
+
+    monkeypatch.setattr(op, "listed_tile", lambda *_: TMA)
+    monkeypatch.setattr(op, "_launch", record)
+    for width in (56, 57):  # 112 bytes a row, and 114
+        gated_linear(*operands(5, width, 8, torch.float16, device), activation="silu")
+    _, gate_weight, up_weight, _, _ = operands(5, 56, 8, torch.float16, device)
+    wider = torch.zeros(5, 64, dtype=torch.float16, device=device)
+    gated_linear(wider[:, 1:57], gate_weight, up_weight, activation="silu")  # rows start off 16 bytes
+    default = tiles.gated_linear_tile(torch.float16, 5)
+    assert taken == [TMA, default, default]

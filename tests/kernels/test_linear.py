@@ -9,6 +9,7 @@ from kernels import linear as op
 from kernels.activation import ACTIVATIONS
 from kernels.linear import linear, linear_torch
 from kernels.numerics import disagreement
+from kernels.operands import with_descriptors
 from kernels.tiles import Tile
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -128,7 +129,12 @@ def test_reads_and_writes_only_its_operands(dtype: torch.dtype, split: int, devi
         ("mask=is_deep[:, None] & is_column[None, :]", "mask=is_column[None, :]", 1, True),
         ("out, mask=is_row[:, None] & is_column[None, :]", "out, mask=is_row[:, None]", 1, False),
         ("out, mask=is_row[:, None] & is_column[None, :]", "out, mask=is_column[None, :]", 1, False),
-        ("out, mask=mask)", "out, mask=(rows < M)[:, None])", 2, False),
+        (
+            "\n    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=mask)",
+            "\n    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=(rows < M)[:, None])",
+            2,
+            False,
+        ),
     ],
 )
 def test_a_dropped_mask_is_seen(
@@ -209,7 +215,7 @@ def test_erf_and_tanh_gelu_are_told_apart(dtype: torch.dtype, meant: str, wrong:
         ("if residual_ptr is not None:", "if False:", 2),
         ("if ACTIVATION is not None:", "if False:", 1),
         ("rows[:, None] * residual_stride_m", "rows[:, None] * N", 1),
-        ("tile_m.to(tl.int64) * BLOCK_M", "tile_m.to(tl.int64) * 0", 1),
+        ("\n    rows = tile_m.to(tl.int64) * BLOCK_M", "\n    rows = tile_m.to(tl.int64) * 0", 1),
         ("(program // column_blocks).to(tl.int64) * BLOCK_M", "(program // column_blocks).to(tl.int64) * 0", 2),
     ],
 )
@@ -262,3 +268,37 @@ def test_rejects(args: tuple[Tensor, ...], error: type[Exception], message: str)
 def test_rejects_an_unknown_activation() -> None:
     with pytest.raises(ValueError, match=r"^linear: activation must be one of .*, got 'swish'"):
         linear(ONES, WEIGHT, activation="swish")
+
+
+TMA = Tile(16, 16, 16, 4, 3, "tma")
+
+
+@pytest.mark.parametrize("multiprocessors", [1, 3, 132])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_programs_fed_by_the_copy_engine_cover_every_tile(
+    dtype: torch.dtype, multiprocessors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(op, "multiprocessor_count", lambda _: multiprocessors)
+    monkeypatch.setattr(op, "listed_tile", lambda *_: TMA)
+    generator = torch.Generator().manual_seed(0)
+    sizes = ((37, 56), (40, 56), (40,), (37, 40))
+    x, weight, bias, residual = (torch.randn(each, generator=generator).to(device, dtype) for each in sizes)
+    for end, added in ((None, residual), ("gelu", None), ("silu", residual)):
+        exact = linear_torch(
+            *(each.double() for each in (x, weight, bias)),
+            activation=end,
+            residual=None if added is None else added.double(),
+        )
+        eager = linear_torch(x, weight, bias, activation=end, residual=added)
+        assert disagreement(linear(x, weight, bias, activation=end, residual=added), eager, exact) is None
+
+
+def test_the_callers_allocator_of_descriptors_is_left_alone() -> None:
+    from triton.runtime import _allocation
+
+    before = _allocation._allocator.get()
+    seen: list[object] = []
+    with_descriptors(lambda *values: seen.extend((*values, _allocation._allocator.get())), torch.ones(1))(3)
+    assert seen[0] == 3
+    assert seen[1] is not before
+    assert _allocation._allocator.get() is before

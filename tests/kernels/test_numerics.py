@@ -48,3 +48,11 @@ def test_the_reference_must_be_finite_float64_of_one_shape(exact: torch.Tensor) 
         disagreement(exact.float(), exact.float()[:, :32], exact)
     with pytest.raises(ValueError, match="must be finite"):
         disagreement(exact.float(), exact.float(), exact / 0)
+
+
+def test_a_longer_chain_of_sums_is_allowed_more(exact: torch.Tensor) -> None:
+    fused = exact.float()
+    fused[3, 5] += 2e-6
+    assert disagreement(fused, exact.float(), exact) is not None
+    assert disagreement(fused, exact.float(), exact, chained_terms=4) is not None
+    assert disagreement(fused, exact.float(), exact, chained_terms=4096) is None

@@ -1,47 +1,16 @@
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels.tiles import Tile, gated_linear_tile, linear_tile, split_k
+from kernels import tiles
+from kernels.aot import ARCHS
+from kernels.tiles import Tile, gated_linear_tile, linear_tile, listed_tile, shipped, split_k
 
 ROWS = [1, 16, 17, 32, 33, 64, 65, 128, 129, 8192]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-
-COMPILE = """
-import json, pathlib, subprocess, sys, tempfile
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kernels import gated_linear, linear
-
-tools = pathlib.Path(triton.__file__).parent / "backends/nvidia/bin"
-for op, dtype, split, tile in json.loads(sys.argv[1]):
-    kernel = {"linear": linear._linear_kernel, "gated_linear": gated_linear._gated_linear_kernel}[op]
-    blocks = {"BLOCK_M": tile[0], "BLOCK_N": tile[1], "BLOCK_K": tile[2], "GROUP": 8, "ACTIVATION": "gelu_tanh"}
-    blocks |= {"SPLIT": split} if op == "linear" else {}
-    kinds = ["*" + dtype if name.endswith("_ptr") else "i32" for name in kernel.arg_names]
-    kinds = ["constexpr" if name in blocks else kind for name, kind in zip(kernel.arg_names, kinds)]
-    if split > 1:
-        kinds[kernel.arg_names.index("out_ptr")] = "*fp32"
-    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(kinds) if kind != "constexpr"}
-    source = ASTSource(kernel, dict(zip(kernel.arg_names, kinds)), blocks, aligned)
-    options = {"num_warps": tile[3], "num_stages": tile[4]}
-    for arch in (80, 90):
-        built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(built.asm["cubin"])
-            file.flush()
-            sass = subprocess.run([tools / "nvdisasm", file.name], capture_output=True, text=True, check=True).stdout
-        print(json.dumps((arch, " STL" in sass or " LDL" in sass, "MMA" in sass, built.metadata.shared)))
-    built = triton.compile(source, target=GPUTarget("hip", "gfx942", 64), options=options)
-    code = built.asm["amdgcn"]
-    print(json.dumps(("gfx942", ".vgpr_spill_count: 0" not in code, "v_mfma" in code, built.metadata.shared)))
-"""
 
 
 def tiles_of(dtype: torch.dtype, rows: int) -> tuple[Tile, Tile]:
@@ -74,21 +43,98 @@ def test_k_is_split_only_where_multiprocessors_would_idle() -> None:
     assert parts(1, 64, 64) == 1  # too short to split
 
 
-@pytest.mark.slow
-def test_every_default_compiles_without_spilling_and_fits_shared_memory(tmp_path: Path) -> None:
-    cases: set[tuple[str, str, int, Tile]] = set()
-    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
-        for rows in ROWS:
-            gated, plain = tiles_of(dtype, rows)
-            cases |= {("gated_linear", name, 1, gated), ("linear", name, 4, plain)}
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-c", COMPILE, json.dumps(sorted(cases))]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2], env=env)
-    built: list[tuple[int | str, bool, bool, int]] = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(built) == 3 * len(cases)
-    for at, (arch, has_spills, has_matrix, shared_bytes) in enumerate(built):
-        case = arch, sorted(cases)[at // 3]
-        assert not has_spills, case
-        assert has_matrix or case[1][1] == "fp32", case
-        assert shared_bytes <= (64 if arch == "gfx942" else 99) * 1024, case
+def test_every_default_fits_the_shared_memory_of_the_smallest_gpus() -> None:
+    records = json.loads((Path(__file__).parents[2] / "docs/results/aot.json").read_text())
+    defaults = {
+        (op, name, tile)
+        for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16))
+        for rows in ROWS
+        for op, tile in zip(("gated_linear", "linear"), tiles_of(dtype, rows), strict=True)
+    }
+    found = set()
+    for record in records:
+        sizes = [record["tile"].get(name, 0) for name in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "num_warps", "num_stages")]
+        key = record["kernel"], record["dtype"], Tile(*sizes)
+        if key in defaults:
+            found.add((key, record["arch"]))
+            assert record["shared_bytes"] <= (64 if record["arch"] == "gfx942" else 99) * 1024, record
+    assert len(found) == 4 * len(defaults)
+
+
+def entry(**changes: object) -> dict[str, object]:
+    tile = {"block_m": 64, "block_n": 128, "block_k": 64, "num_warps": 4, "num_stages": 3}
+    values: dict[str, object] = {"op": "linear", "dtype": "bfloat16", "in_features": 768, "out_features": None}
+    values |= {"least_rows": 65, "most_rows": 128, "tile": tile, "source": "computed"} | changes
+    return values
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(tiles, "TABLES", tmp_path)
+    tiles.table.cache_clear()
+    tiles.listed_tile.cache_clear()
+    yield tmp_path
+    tiles.table.cache_clear()
+    tiles.listed_tile.cache_clear()
+
+
+def test_a_table_is_read_where_it_fits_and_the_first_entry_wins(tables: Path) -> None:
+    general = entry(in_features=None, most_rows=None, tile=entry()["tile"] | {"block_m": 32})  # type: ignore[operator]
+    (tables / "sm_90.json").write_text(json.dumps([entry(), general]))
+    narrow, wide = Tile(64, 128, 64, 4, 3), Tile(32, 128, 64, 4, 3)
+    for rows, width, dtype, expected in [
+        (65, 768, torch.bfloat16, narrow),
+        (128, 768, torch.bfloat16, narrow),
+        (129, 768, torch.bfloat16, wide),
+        (100_000, 1000, torch.bfloat16, wide),
+        (64, 768, torch.bfloat16, None),
+        (65, 768, torch.float16, None),
+    ]:
+        assert listed_tile("linear", "sm_90", dtype, rows, width, 57) == expected
+    assert listed_tile("gated_linear", "sm_90", torch.bfloat16, 65, 768, 57) is None
+    assert listed_tile("linear", "sm_80", torch.bfloat16, 65, 768, 57) is None
+    assert listed_tile("linear", None, torch.bfloat16, 65, 768, 57) is None
+    assert shipped("linear", torch.bfloat16, "sm_90")[-2:] == [narrow, wide]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "sm_90.json: not JSON"),
+        ("{}", "sm_90.json: must be a list of entries, got dict"),
+        ("[3]", "sm_90.json, entry 0: must be an object, got 3"),
+        (json.dumps([entry(), entry(colour=1)]), "entry 1: unknown key 'colour'"),
+        (json.dumps([{"op": "linear"}]), "entry 0: dtype is missing"),
+        (json.dumps([entry(op="attention")]), "op must be one of gated_linear, linear, got 'attention'"),
+        (json.dumps([entry(dtype=3)]), "dtype must be one of float32, float16, bfloat16, got 3"),
+        (json.dumps([entry(in_features=0)]), "in_features must be a whole number above zero or null, got 0"),
+        (json.dumps([entry(least_rows=True)]), "least_rows must be a whole number above zero, got True"),
+        (json.dumps([entry(most_rows=64)]), r"most_rows must be 65 \(least_rows\) or more, got 64"),
+        (json.dumps([entry(source="guessed")]), "source must be one of computed, measured, got 'guessed'"),
+        (json.dumps([entry(microseconds="fast")]), "microseconds must be float, got 'fast'"),
+        (
+            json.dumps([entry(tile=dict.fromkeys(tiles.SIZES, 16) | {"feed": "air"})]),
+            "feed must be one of pointers, tma",
+        ),
+        (json.dumps([entry(tile={"block_m": 64})]), "entry 0, tile: block_n is missing"),
+        (json.dumps([entry(tile=dict.fromkeys(tiles.SIZES, 24))]), "block_m must be a power of two, got 24"),
+        (json.dumps([entry(tile=dict.fromkeys(tiles.SIZES, 8))]), "block_m must be 16 or more, got 8"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused_naming_file_and_entry(text: str, message: str, tables: Path) -> None:
+    (tables / "sm_90.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        listed_tile("linear", "sm_90", torch.bfloat16, 65, 768, 57)
+
+
+def test_the_shipped_tables_can_be_read() -> None:
+    paths = list(tiles.TABLES.glob("*.json"))
+    assert paths
+    for path in paths:
+        assert path.stem in ARCHS
+        for each in tiles.read_table(path):
+            assert each.source == "computed" or path.read_text().count('"device"') > 0
+
+
+def test_a_cpu_has_no_table() -> None:
+    assert tiles.arch_of(torch.device("cpu")) is None
