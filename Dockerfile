@@ -15,7 +15,7 @@ ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ARG PIP_FIND_LINKS
 # Which build of torch: cuda, the one that the plain index serves; cpu, cu130 and so on, the one with that local version,
-# from an index that has it; empty, whichever pip finds first. The build fails where pip gives another.
+# from an index that has it; empty, whichever pip prefers. The build fails where that one is not to be had.
 ARG TORCH_BUILD=
 WORKDIR /build
 COPY requirements/runtime.txt requirements/constraints.txt requirements/
@@ -27,7 +27,7 @@ RUN version=$(sed -n 's/^torch==\([^; ]*\).*/\1/p' requirements/runtime.txt) \
     esac \
  && python3 -m venv --without-pip /opt/venv \
  && python3 -m pip --python /opt/venv/bin/python3 install --no-cache-dir -r requirements/runtime.txt "${torch}" \
- && /opt/venv/bin/python3 -c 'import sys, torch; build, cuda = sys.argv[1], torch.version.cuda; build in ("", "cuda" if cuda else "cpu", "cu" + (cuda or "").replace(".", "")) or sys.exit(f"error: TORCH_BUILD={build}: expected that build of torch, pip installed {torch.__version__}")' "${TORCH_BUILD}"
+ && { [ "${TORCH_BUILD}" != cuda ] || /opt/venv/bin/python3 -c 'import sys, torch; torch.version.cuda or sys.exit(f"error: TORCH_BUILD=cuda: expected a CUDA build of torch, pip found {torch.__version__} without CUDA")'; }
 
 COPY kernels /app/kernels
 COPY models /app/models
