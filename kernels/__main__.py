@@ -1,15 +1,17 @@
-"""The command line: ``python -m kernels check|aot``."""
+"""The command line: ``python -m kernels check|aot|bench|tune``."""
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 if TYPE_CHECKING:
     import torch
+
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -89,6 +91,60 @@ def check(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def bench(options: argparse.Namespace) -> int:
+    """Measure operators against eager and against the roof of the device at hand."""
+    import torch
+
+    from kernels.bench import bench, document
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device)
+    roof, measured = bench(device, options.repetitions, options.rows, options.compiled)
+    results = document(device, roof, measured)
+    if options.json is not None:
+        head = {name: results[name] for name in ("conditions", "roof")}
+        rows = ",\n".join(json.dumps(row) for row in results["rows"])  # one a line, so that a change shows as one
+        options.json.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n')
+    of = results["conditions"]
+    print(f"{of['device']}, {of['threads']} threads; measured roof: {results['roof']}")
+    print("     us (20th to 80th percentile)     GB/s  TFLOP/s  % of roof  of first  operator")
+    for row, each in zip(results["rows"], measured, strict=True):
+        first = next(one for one in measured if one[0] == each.op and one[2:5] == each[2:5])
+        spread = f"{row['median_us']:9.1f} ({row['low_us']:.1f} to {row['high_us']:.1f})"
+        print(
+            f"{spread:<33} {row['gb_per_s']:8.1f} {row['tflop_per_s']:8.3f} {row['roof_percent']:10.1f} "
+            f"{each.timing.median_s / first.timing.median_s:9.2f}  {row['op']}, {row['way']}, {row['dtype']}, "
+            f"{'x'.join(map(str, row['shape']))}, {'cold' if row['cold'] else 'warm'}"
+        )
+    return 0
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Measure tiles on the GPU at hand and write the fastest into its table under kernels/tiles."""
+    import torch
+
+    from kernels import tiles
+    from kernels.tuning import problems, tune, write_entries
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("tiles are measured on a CUDA or ROCm GPU, and none is present")
+    device = torch.device("cuda", torch.cuda.current_device())
+    arch = tiles.arch_of(device)
+    if arch is None:
+        raise RuntimeError(f"tune: cannot name the architecture of {device}")
+    wanted = problems(options.ops, options.dtypes, options.widths, options.rows)
+    entries = tune(wanted, arch, device)
+    tiles.TABLES.mkdir(exist_ok=True)
+    write_entries(entries, tiles.TABLES / f"{arch}.json")
+    if options.json is not None:
+        options.json.write_text(json.dumps(entries, indent=1) + "\n")
+    for entry in entries:
+        print(json.dumps(entry))
+    print(f"{len(entries)} entries in {tiles.TABLES / f'{arch}.json'}; vet them: python -m kernels aot --arch {arch}")
+    return 0
+
+
 def _device(name: str | None) -> "torch.device":
     import torch
 
@@ -102,6 +158,8 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _check_options(commands)
     _aot_options(commands)
+    _bench_options(commands)
+    _tune_options(commands)
     return parser
 
 
@@ -119,6 +177,25 @@ def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
 
 
+def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
+    command = _command(commands, "bench", bench)
+    command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
+    command.add_argument("--rows", type=_list(_positive), metavar="N,...", help="row counts")
+    command.add_argument("--repetitions", type=_positive, default=15, metavar="N", help="default: %(default)s")
+    command.add_argument("--threads", type=_positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
+    command.add_argument("--compiled", action="store_true", help="measure torch.compile as well, on a GPU")
+
+
+def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
+    command = _command(commands, "tune", tune)
+    both = ["gated_linear", "linear"]
+    command.add_argument("--ops", type=_list(_one_of(both)), default=both, metavar="OP,...", help="default: both")
+    names = ["float32", "float16", "bfloat16"]
+    command.add_argument("--dtypes", type=_list(_one_of(names)), default=["bfloat16"], metavar="DTYPE,...")
+    command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
+    command.add_argument("--rows", type=_list(_positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
+
+
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:
     summary = (getattr(run, "__doc__", None) or "").splitlines()[0]
     command = commands.add_parser(name, help=summary, description=summary)
@@ -131,6 +208,29 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number above zero, got {text!r}")
     return int(text)
+
+
+def _list(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    def parse_all(text: str) -> list[T]:
+        return [parse(each) for each in text.split(",")]
+
+    return parse_all
+
+
+def _one_of(names: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in names:
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}, got {text!r}")
+        return text
+
+    return parse
+
+
+def _width(text: str) -> tuple[int, int]:
+    sizes = text.split("x")
+    if len(sizes) != 2:
+        raise argparse.ArgumentTypeError(f"expected INxOUT, such as 768x3072, got {text!r}")
+    return _positive(sizes[0]), _positive(sizes[1])
 
 
 if __name__ == "__main__":

@@ -1,0 +1,301 @@
+"""Measures operators against eager and against the roof of the device they ran on, measured in the same run."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels import onednn
+from kernels.activation import gated_activation, gated_activation_torch
+from kernels.gated_linear import gated_linear, gated_linear_torch
+from kernels.linear import linear, linear_torch
+from kernels.norm import rms_norm, rms_norm_torch
+from kernels.progress import Progress
+from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof
+
+HINTS = (1, 16, 64, 256)  # row counts a weight may be packed for
+CPU_DTYPES = (torch.float32, torch.bfloat16)
+GPU_DTYPES = (torch.bfloat16, torch.float16)
+CPU_SHAPES = ((64, 192), (128, 512), (256, 768), (768, 3072), (3072, 768))  # in, out
+GPU_SHAPES = ((768, 3072), (4096, 14336))  # dim, hidden
+CPU_ROWS = (1, 2, 4, 16, 64, 256)
+GPU_ROWS = (1, 8, 32, 128, 512, 2048, 8192)
+
+
+class Row(NamedTuple):
+    """One way to compute one operator at one shape.
+
+    Args:
+        op: the operator, with what is fused into it.
+        way: "eager", "compiled", "liger", "triton", "plain" or "packed for N rows".
+        dtype: of the operands.
+        shape: rows, in, out.
+        is_cold: whether the caches were flushed before each repetition.
+        timing: per call.
+        work: what had to be moved and computed.
+        roof_share: of the least time that this device needs for `work`, over the median.
+    """
+
+    op: str
+    way: str
+    dtype: torch.dtype
+    shape: tuple[int, int, int]
+    is_cold: bool
+    timing: Timing
+    work: Work
+    roof_share: float
+
+    def record(self) -> dict[str, Any]:
+        """Return the row ready for JSON: times in microseconds, rates in GB/s and TFLOP/s."""
+        median_s = self.timing.median_s
+        return {
+            "op": self.op,
+            "way": self.way,
+            "dtype": str(self.dtype).removeprefix("torch."),
+            "shape": list(self.shape),
+            "cold": self.is_cold,
+            "median_us": _rounded(median_s * 1e6),
+            "low_us": _rounded(self.timing.low_s * 1e6),
+            "high_us": _rounded(self.timing.high_s * 1e6),
+            "repetitions": self.timing.repetitions,
+            "gb_per_s": _rounded(self.work.bytes / median_s / 1e9),
+            "tflop_per_s": _rounded(self.work.flops / median_s / 1e12),
+            "roof_percent": _rounded(100 * self.roof_share),
+        }
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+class _Contest(NamedTuple):
+    op: str
+    dtype: torch.dtype
+    shape: tuple[int, int, int]
+    work: Work
+    ways: dict[str, Callable[[], object]]
+
+
+def bench(
+    device: torch.device,
+    repetitions: int = 15,
+    rows: Sequence[int] | None = None,
+    is_compiled_too: bool = False,
+) -> tuple[Roof, list[Row]]:
+    """Measure the roof, then each operator in each way, interleaved, with warm and with flushed caches.
+
+    On a CPU those are oneDNN's fused linear layers against plain ones, a weight packed for each of `HINTS` rows; on a
+    GPU the Triton kernels against eager.
+
+    Args:
+        device: to measure on.
+        repetitions: of each way.
+        rows: row counts; `CPU_ROWS` or `GPU_ROWS` if None.
+        is_compiled_too: whether to measure `torch.compile` as well, on a GPU.
+
+    Raises:
+        RuntimeError: oneDNN cannot run in any dtype here.
+    """
+    is_gpu = device.type == "cuda"
+    dtypes: Sequence[torch.dtype] = (
+        GPU_DTYPES if is_gpu else [each for each in CPU_DTYPES if not onednn.unavailable(each)]
+    )
+    if not dtypes:
+        raise RuntimeError(f"bench: {onednn.unavailable(torch.float32)}")
+    roof = measured_roof(device, dtypes)
+    counts = rows or (GPU_ROWS if is_gpu else CPU_ROWS)
+    shapes = GPU_SHAPES if is_gpu else CPU_SHAPES
+    plans = [(dtype, count, *shape) for dtype in dtypes for shape in shapes for count in counts]
+    flush = cache_flush(device)
+    measured: list[Row] = []
+    with Progress("bench", len(plans)) as progress, torch.no_grad():
+        for dtype, count, width, out in plans:
+            contests = (
+                _gpu_contests(dtype, count, width, out, device, is_compiled_too)
+                if is_gpu
+                else _cpu_contests(dtype, count, width, out)
+            )
+            for contest in contests:
+                measured += _run(contest, roof, device, repetitions, flush)
+            progress.step(f"{dtype} {count}x{width}x{out}")
+    return roof, measured
+
+
+def _run(
+    contest: _Contest, roof: Roof, device: torch.device, repetitions: int, flush: Callable[[], object]
+) -> Iterator[Row]:
+    floor_s = roof.floor_s(contest.work, contest.dtype)
+    for is_cold in (False, True):
+        # Warm: enough calls for 200 us, next to which reading the clock is nothing.
+        calls_each = 1 if is_cold else max(1, min(100, round(200e-6 / floor_s)))
+        count = max(5, repetitions // 3) if is_cold and device.type == "cpu" else repetitions
+        before = flush if is_cold else None
+        for way, each in interleaved(contest.ways, device, count, before, calls_each).items():
+            row = contest.op, way, contest.dtype, contest.shape, is_cold, each, contest.work
+            yield Row(*row, floor_s / each.median_s)
+
+
+def linear_work(rows: int, width: int, out: int, itemsize: int, operands: int = 0) -> Work:
+    """Count a linear layer's: x, the weight, the result and `operands` of the result's size; 2MNK FLOPs."""
+    return Work((rows * width + out * width + (1 + operands) * rows * out) * itemsize, 2 * rows * width * out)
+
+
+def gated_linear_work(rows: int, width: int, out: int, itemsize: int) -> Work:
+    """Count a gated linear layer's: x, both weights, the result; 4MNK FLOPs."""
+    return Work((rows * width + 2 * out * width + rows * out) * itemsize, 4 * rows * width * out)
+
+
+def elementwise_work(rows: int, width: int, itemsize: int, operands: int) -> Work:
+    """Count a memory-bound operator's: its operands and its result, all of one size."""
+    return Work((operands + 1) * rows * width * itemsize, 0)
+
+
+def _cpu_contests(dtype: torch.dtype, rows: int, width: int, out: int) -> Iterator[_Contest]:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, other = (
+        torch.randn(sizes, generator=generator).to(dtype) for sizes in ((rows, width), (out, width), (rows, out))
+    )
+    weight = weight / width**0.5
+    packed = {hint: torch.ops.mkldnn._reorder_linear_weight(weight, hint) for hint in HINTS}
+    shape, size = (rows, width, out), x.element_size()
+    ways: dict[str, Callable[[], object]] = {"plain": partial(F.linear, x, weight)}
+    ways |= {f"packed for {hint}": partial(onednn._linear, x, each, None, "none", "") for hint, each in packed.items()}
+    yield _Contest("linear", dtype, shape, linear_work(*shape, size), ways)
+    ways = {"plain": lambda: onednn.IN_PLACE["gelu_tanh"](F.linear(x, weight))}
+    ways |= {
+        f"packed for {hint}": partial(onednn._linear, x, each, None, "gelu", "tanh") for hint, each in packed.items()
+    }
+    yield _Contest("linear gelu_tanh", dtype, shape, linear_work(*shape, size), ways)
+    ways = {"plain": lambda: F.linear(x, weight).add_(other)}
+    ways |= {
+        f"packed for {hint}": partial(onednn._linear_binary, x, other, each, None, "add")
+        for hint, each in packed.items()
+    }
+    yield _Contest("linear residual", dtype, shape, linear_work(*shape, size, 1), ways)
+
+
+def _gpu_contests(
+    dtype: torch.dtype, rows: int, dim: int, hidden: int, device: torch.device, is_compiled_too: bool
+) -> Iterator[_Contest]:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def normal(*sizes: int, scale: float = 1.0) -> Tensor:
+        return (torch.randn(sizes, generator=generator, device=device) * scale).to(dtype)
+
+    x, residual, weight = normal(rows, dim), normal(rows, dim), normal(dim)
+    gate, up = normal(hidden, dim, scale=dim**-0.5), normal(hidden, dim, scale=dim**-0.5)
+    down = normal(dim, hidden, scale=hidden**-0.5)
+    h, u, size = normal(rows, hidden), normal(rows, hidden), x.element_size()
+    activation = "gelu_tanh"
+
+    def ways(
+        fused: Callable[..., Tensor], eager: Callable[..., Tensor], *args: Tensor
+    ) -> dict[str, Callable[[], object]]:
+        made: dict[str, Callable[[], object]] = {"eager": partial(eager, *args), "triton": partial(fused, *args)}
+        if is_compiled_too:
+            made["compiled"] = partial(torch.compile(eager, dynamic=False), *args)
+        return made
+
+    acts = ways(
+        lambda gate, up: gated_activation(gate, up, activation),
+        lambda gate, up: gated_activation_torch(gate, up, activation),
+        *(h, u),
+    )
+    liger = _liger()
+    if liger is not None:
+        acts["liger"] = partial(liger, h, u)
+    shape = rows, dim, hidden
+    yield _Contest("gated_activation", dtype, (rows, hidden, hidden), elementwise_work(rows, hidden, size, 2), acts)
+    yield _Contest(
+        "gated_linear",
+        dtype,
+        shape,
+        gated_linear_work(*shape, size),
+        ways(
+            lambda x, gate, up: gated_linear(x, gate, up, activation=activation),
+            lambda x, gate, up: gated_linear_torch(x, gate, up, activation=activation),
+            *(x, gate, up),
+        ),
+    )
+    yield _Contest(
+        "linear residual",
+        dtype,
+        (rows, hidden, dim),
+        linear_work(rows, hidden, dim, size, 1),
+        ways(
+            lambda h, down, residual: linear(h, down, residual=residual),
+            lambda h, down, residual: linear_torch(h, down, residual=residual),
+            *(h, down, residual),
+        ),
+    )
+    yield _Contest(
+        "rms_norm",
+        dtype,
+        (rows, dim, dim),
+        elementwise_work(rows, dim, size, 1),
+        ways(
+            lambda x, weight: rms_norm(x, weight, eps=1e-5),
+            lambda x, weight: rms_norm_torch(x, weight, eps=1e-5),
+            *(x, weight),
+        ),
+    )
+
+
+def _liger() -> Callable[[Tensor, Tensor], Tensor] | None:
+    """Return Liger's GEGLU (tanh), where it is installed."""
+    try:
+        from liger_kernel.ops.geglu import LigerGELUMulFunction  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    apply: Callable[[Tensor, Tensor], Tensor] = LigerGELUMulFunction.apply
+    return apply
+
+
+def conditions(device: torch.device) -> dict[str, Any]:
+    """Say on what and with what was measured."""
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "threads": torch.get_num_threads(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": round(os.getloadavg()[0], 1),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "commit": _commit(),
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    names = (line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name"))
+    return next(names, platform.processor())
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def document(device: torch.device, roof: Roof, measured: Sequence[Row]) -> dict[str, Any]:
+    """Put the results together with their conditions, ready for JSON."""
+    flops = {str(dtype).removeprefix("torch."): _rounded(each / 1e12) for dtype, each in roof.flops_per_s.items()}
+    return {
+        "conditions": conditions(device),
+        "roof": {"copy_gb_per_s": _rounded(roof.bytes_per_s / 1e9), "product_tflop_per_s": flops},
+        "rows": [each.record() for each in measured],
+    }

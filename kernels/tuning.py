@@ -1,0 +1,158 @@
+"""Measures candidate tiles of the matrix kernels on the GPU at hand and writes the fastest into its table."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels import gated_linear, linear
+from kernels.numerics import disagreement
+from kernels.operands import multiprocessor_count
+from kernels.progress import Progress
+from kernels.roof import interleaved
+from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, split_k
+
+
+class Problem(NamedTuple):
+    """One shape to find a tile for; the entry is for `least_rows` to `most_rows`, measured at `rows`."""
+
+    op: str
+    dtype: str
+    in_features: int
+    out_features: int
+    rows: int
+    least_rows: int
+    most_rows: int | None
+
+
+def problems(
+    ops: Sequence[str], dtypes: Sequence[str], widths: Sequence[tuple[int, int]], rows: Sequence[int]
+) -> list[Problem]:
+    """List every op, dtype and (in, out) at every row count, which stands for those from the last one up.
+
+    The largest row count stands for all above it too, so that no row count is left without an entry.
+    """
+    counts = sorted(set(rows))
+    least = [1, *(count + 1 for count in counts[:-1])]
+    most = [*counts[:-1], None]
+    return [
+        Problem(op, dtype, *width, count, low, high)
+        for op, dtype, width in itertools.product(ops, dtypes, widths)
+        for count, low, high in zip(counts, least, most, strict=True)
+    ]
+
+
+def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
+    """List tiles worth measuring: no taller than the rows ask for, and few enough accumulators not to spill."""
+    tallest = max(16, min(128, triton.next_power_of_2(problem.rows)))
+    accumulators = 2 if problem.op == "gated_linear" else 1
+    heights = [height for height in (16, 32, 64, 128) if tallest // 2 <= height <= tallest]
+    feeds = FEEDS if arch in ("sm_90", "sm_100") else FEEDS[:1]
+    for sizes in itertools.product(heights, (32, 64, 128, 256), (32, 64, 128), (4, 8), (3, 4), feeds):
+        tile = Tile(*sizes)
+        a_thread = accumulators * tile.block_m * tile.block_n // (32 * tile.num_warps)
+        is_large_enough = tile.feed == "pointers" or tile.block_m >= 64
+        if a_thread <= 128 and tile.block_n * accumulators <= 256 and is_large_enough:
+            yield tile
+
+
+def tune(
+    wanted: Sequence[Problem],
+    arch: str,
+    device: torch.device,
+    repetitions: int = 10,
+    tiles_for: Callable[[Problem, str], Iterator[Tile]] = candidates,
+) -> list[dict[str, Any]]:
+    """Measure every candidate of every problem and return the fastest as table entries.
+
+    A candidate that does not compile, does not fit the chip or is wrong is no candidate.
+
+    Raises:
+        RuntimeError: no candidate of a problem is left.
+    """
+    entries = []
+    with Progress("tune", len(wanted)) as progress, torch.no_grad():
+        for problem in wanted:
+            operands, eager, exact = _operands(problem, device)
+            calls: dict[str, Callable[[], object]] = {}
+            tiles: dict[str, Tile] = {}
+            for tile in tiles_for(problem, arch):
+                try:
+                    result = _run(problem, operands, tile)
+                except Exception:  # noqa: S112  # the compiler throws many kinds, and each means the same here
+                    continue
+                if disagreement(result.cpu(), eager, exact) is None:
+                    calls[str(tile)], tiles[str(tile)] = partial(_run, problem, operands, tile), tile
+            if not calls:
+                raise RuntimeError(f"tune: no candidate works for {problem}")
+            timings = interleaved(calls, device, repetitions)
+            best = min(timings, key=lambda name: timings[name].median_s)
+            entries.append(_entry(problem, tiles[best], timings[best].median_s, device))
+            progress.step(f"{problem.op} {problem.dtype} {problem.rows}x{problem.in_features}x{problem.out_features}")
+    return entries
+
+
+def _operands(problem: Problem, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Make the operands, and eager's and the exact result, both on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    weights = 2 if problem.op == "gated_linear" else 1
+    shapes = [(problem.rows, problem.in_features), *[(problem.out_features, problem.in_features)] * weights]
+    scales = [1.0, *[problem.in_features**-0.5] * weights]
+    operands = [
+        (torch.randn(shape, generator=generator) * scale).to(device, DTYPES[problem.dtype])
+        for shape, scale in zip(shapes, scales, strict=True)
+    ]
+    reference: Callable[..., Tensor] = linear.linear_torch
+    if problem.op == "gated_linear":
+        reference = partial(gated_linear.gated_linear_torch, activation="gelu_tanh")
+    exact: Tensor = reference(*(each.double() for each in operands))
+    return operands, reference(*operands).cpu(), exact.cpu()
+
+
+def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
+    x = operands[0]
+    out = x.new_empty((problem.rows, problem.out_features))
+    if problem.op == "gated_linear":
+        gated_linear._launch(out, x, operands[1], operands[2], None, None, "gelu_tanh", tile)
+    else:
+        shape = problem.rows, problem.in_features, problem.out_features
+        split = 1 if tile.feed == "tma" else split_k(tile, *shape, multiprocessor_count(x))
+        linear._launch(out, x, operands[1], None, None, None, tile, split)
+    return out
+
+
+def _entry(problem: Problem, tile: Tile, median_s: float, device: torch.device) -> dict[str, Any]:
+    sizes = {name: getattr(tile, name) for name in (*SIZES, "feed")}
+    values = {name: value for name, value in problem._asdict().items() if name != "rows"}
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    return values | {
+        "tile": sizes,
+        "source": "measured",
+        "device": name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "microseconds": float(f"{median_s * 1e6:.4g}"),
+        "rows_measured": problem.rows,
+    }
+
+
+def merged(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put `new` entries before those of `old` that are for another op, dtype or widths, which they replace."""
+
+    def key(entry: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(entry[name] for name in ("op", "dtype", "in_features", "out_features"))
+
+    replaced = {key(entry) for entry in new}
+    return [*new, *(entry for entry in old if key(entry) not in replaced)]
+
+
+def write_entries(entries: Sequence[dict[str, Any]], path: Path) -> None:
+    """Write entries into the table at `path`, which need not exist, one a line."""
+    old = json.loads(path.read_text()) if path.exists() else []
+    path.write_text("[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in merged(entries, old)) + "\n]\n")

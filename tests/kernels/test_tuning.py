@@ -1,0 +1,81 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels import gated_linear, tiles
+from kernels.__main__ import main
+from kernels.tiles import Tile, read_table
+from kernels.tuning import Problem, candidates, merged, problems, tune, write_entries
+
+
+def test_row_counts_are_covered_without_a_gap_and_without_an_end() -> None:
+    found = problems(["linear"], ["bfloat16"], [(768, 3072)], [512, 1, 32])
+    assert [each[-3:] for each in found] == [(1, 1, 1), (32, 2, 32), (512, 33, None)]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("op", ["linear", "gated_linear"])
+@pytest.mark.parametrize("rows", [1, 64, 8192])
+def test_candidates_are_what_triton_takes_and_what_the_chip_has(op: str, rows: int, arch: str) -> None:
+    found = list(candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch))
+    assert len(found) > 8
+    assert len(set(found)) == len(found)
+    assert any(tile.feed == "tma" for tile in found) == (arch == "sm_90" and rows >= 64)
+    assert all(tile.block_m <= max(16, rows) for tile in found)
+
+
+@pytest.mark.parametrize("op", ["linear", "gated_linear"])
+def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
+    op: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, broken = Tile(16, 16, 32, 4, 3), Tile(16, 24, 32, 4, 3)  # 24 is no power of two
+    wanted = problems([op], ["float16"], [(40, 24)], [3])
+    entries = tune(wanted, "sm_90", device, 2, lambda *_: iter([broken, good]))
+    path = tmp_path / "sm_90.json"
+    write_entries(entries, path)
+    (entry,) = read_table(path)
+    assert (entry.op, entry.tile, entry.source) == (op, good, "measured")
+    assert (entry.least_rows, entry.most_rows, entry.in_features, entry.out_features) == (1, None, 40, 24)
+    assert json.loads(path.read_text())[0]["rows_measured"] == 3
+    with pytest.raises(RuntimeError, match="no candidate works for Problem"):
+        tune(wanted, "sm_90", device, 2, lambda *_: iter([broken]))
+
+
+def test_a_wrong_candidate_is_none(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gated_linear, "_launch", lambda out, *_: out.zero_())
+    with pytest.raises(RuntimeError, match="no candidate works"):
+        tune(problems(["gated_linear"], ["float32"], [(40, 24)], [3]), "sm_90", device, 2)
+
+
+def test_new_entries_replace_those_of_the_same_widths_and_come_first() -> None:
+    def entry(op: str, width: int | None, rows: int) -> dict[str, object]:
+        return {"op": op, "dtype": "float16", "in_features": width, "out_features": 8, "least_rows": rows}
+
+    old = [entry("linear", 768, 1), entry("linear", None, 2), entry("gated_linear", 768, 3)]
+    new = [entry("linear", 768, 4), entry("linear", 768, 5)]
+    assert merged(new, old) == [*new, *old[1:]]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
+def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_text() for path in tiles.TABLES.glob("*.json")}
+    assert main(["tune", "--widths", "768x3072", "--rows", "1,8"]) == 2
+    assert "tiles are measured on a CUDA or ROCm GPU, and none is present" in capsys.readouterr().err
+    assert {path: path.read_text() for path in tiles.TABLES.glob("*.json")} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--widths", "768", "--rows", "1"], "expected INxOUT, such as 768x3072, got '768'"),
+        (["--widths", "768x3072", "--rows", "0"], "expected a whole number above zero, got '0'"),
+        (["--widths", "768x3072", "--rows", "1", "--ops", "norm"], "expected one of gated_linear, linear, got 'norm'"),
+    ],
+)
+def test_wrong_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["tune", *options])
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
