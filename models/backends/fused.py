@@ -14,12 +14,11 @@ class FusedOnCPU(Backend):
 
     oneDNN's blocked layout needs a copy, so this holds the matrices a second time.
 
-    Tried on two Zen 4 cores at 768x3072, four blocks, and left out, by their time against this plan's: gate and up
-    stacked as one product with a pass for the gate, 1.02 to 1.06; the gate's product or the residual as a pass in place
-    instead of a post-op, 0.99 to 1.03; 128 or 256 rows at a time, 0.98 to 1.13; RMSNorm from a vector norm and two
-    products, or as a LayerNorm of (x, -x), level up to 16 rows and slower above. The packed products alone take 0.87 to
-    0.96 of the time in float32, so that is the most that anything around them can gain. The compiler's plan has the
-    same products and is level with this one, or up to 4% faster at 64 rows and more in bfloat16, by its RMSNorm.
+    Tried on two Zen 4 cores at 768x3072, four blocks, by time against this plan's, and left out: gate and up stacked as
+    one product with a pass for the gate, 1.02 to 1.04 in float32, 0.91 to 1.1 in bfloat16 on a busy machine; 128 or 256
+    rows at a time, 0.98 to 1.13. The packed products alone take 0.86 to 0.95 of it in float32 from 4 rows on. The
+    compiler's plan has the same products and is faster in bfloat16, by 5% to 17% (docs/results/bench-cpu-bfloat16.json).
+    The norm is the likely cause: a cheaper one that does not compute the same took 4% to 22% off in bfloat16.
     """
 
     implementation = "onednn"
