@@ -36,6 +36,31 @@ def overhead() -> str:
     return "\n".join(rows) + "\n"
 
 
+def backends() -> str:
+    """Render docs/results/bench-cpu-*.json, which `python -m models bench geglu-768 --json` writes."""
+    rows = ["| dtype | rows | eager | compiled | fused |", "|---|---|---|---|---|"]
+    for dtype in ("float32", "bfloat16"):
+        document: dict[str, Any] = json.loads((RESULTS / f"bench-cpu-{dtype}.json").read_text())
+        measured = {(each["rows"], each["backend"]): each for each in document["bench"]}
+        for count in sorted({count for count, _ in measured}):
+            cells = [f"{measured[count, 'eager']['median_us'] / 1e3:.2f} ms"]
+            for name in ("compiled", "fused"):
+                each = measured[count, name]
+                ratio = f"{each['ratio']:.2f} ({each['ratio_q1']:.2f} to {each['ratio_q3']:.2f})"
+                cells.append(f"{each['median_us'] / 1e3:.2f} ms, {ratio}")
+            rows.append(f"| {dtype} | {count} | {' | '.join(cells)} |")
+        means = document["geometric_mean_ratio_to_eager"]
+        rows.append(f"| {dtype} | geometric mean | 1 | {means['compiled']:.2f} | {means['fused']:.2f} |")
+    conditions = document["conditions"]
+    rows += [
+        "",
+        f"Medians of {conditions['repetitions']} interleaved rounds, and eager's time over this one's, with quartiles; "
+        f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} threads; "
+        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def settings() -> str:
     """Render the settings' own descriptions."""
     from service.settings import Settings
@@ -48,7 +73,7 @@ def settings() -> str:
     return "\n".join(rows) + "\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"overhead": overhead, "settings": settings}
+PARTS: dict[str, Callable[[], str]] = {"backends": backends, "overhead": overhead, "settings": settings}
 
 
 def rendered(text: str) -> str:

@@ -11,6 +11,8 @@ import pytest
 from service.control import page_of
 from tests.service.running_server import Start
 
+pytestmark = pytest.mark.slow  # real servers
+
 ROW = [0.5] * 64
 
 

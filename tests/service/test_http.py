@@ -13,6 +13,8 @@ import pytest
 
 from tests.service.running_server import RunningServer, Start
 
+pytestmark = pytest.mark.slow  # real servers
+
 GOOD = [[float(value % 17) for value in range(64)]]
 TYPE = {"content-type": "application/json"}
 MEBIBYTE = 1 << 20

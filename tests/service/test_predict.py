@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow  # real servers
+
 BACKENDS = {"eager": "torch", "compiled": "inductor", "fused": "onednn"}
 
 

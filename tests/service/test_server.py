@@ -20,6 +20,8 @@ import pytest
 
 from tests.service.running_server import ROOT, START_LIMIT_S, RunningServer, Start, descendants, free_port, is_alive
 
+pytestmark = pytest.mark.slow  # real servers
+
 EAGER = ("--backends", "eager")
 
 
