@@ -4,7 +4,7 @@ LitServe starts the process and restarts it; requests and results bypass its que
 the engine is warm, so a connection is the proof of readiness. One thread reads, batches, computes and writes in turn.
 """
 
-import multiprocessing
+import multiprocessing.util
 import os
 import selectors
 import signal
@@ -125,6 +125,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         }
         with listen(plan.socket(worker_id)) as listener:
             WorkerServer(listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello)).run()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)  # nothing is left to tidy, and torch takes seconds to do so

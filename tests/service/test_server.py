@@ -134,6 +134,7 @@ def test_liveness_comes_before_readiness_and_readiness_only_when_warm(start: Sta
     states = httpx.get(server.url + "/backend").json()["backends"]
     assert {name: state["state"] for name, state in states.items()} == dict.fromkeys(states, "ready")
     assert server.stop() == 0
+    assert "Warning" not in server.output
 
 
 def test_sigterm_under_load_answers_every_accepted_request(start: Start, tiny_model: Path) -> None:
