@@ -72,7 +72,9 @@ def test_the_readable_table_is_made_of_the_other(records: list[dict[str, Any]]) 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_compiling_again_gives_the_committed_table(arch: str, records: list[dict[str, Any]], tmp_path: Path) -> None:
     by_kernel = {case.kernel: case for case in cases([arch]) if case.dtype != "fp32"}  # the last one of each
-    assert set(by_kernel) == set(KERNELS)
+    shipped = {each["kernel"] for each in records if each["arch"] == arch}
+    assert set(by_kernel) == shipped
+    assert set(KERNELS) - shipped <= {"gated_linear_tma", "linear_tma"}  # not every chip has a use for these
     compiled = compile_all(list(by_kernel.values()), tmp_path)
     for each in compiled:
         assert each.faults == []
