@@ -73,7 +73,12 @@ def new(options: argparse.Namespace) -> None:
         norm=NormConfig(kind=options.norm, position=options.position, eps=options.eps),
         init=InitConfig(options.seed),
     )
-    _write(options, config, weights.seeded(config) if options.weights else None)
+    tensors = None
+    if options.weights:
+        with Progress("drawing the weights", patience_s=0) as progress:
+            progress(0, 1)
+            tensors = weights.seeded(config)
+    _write(options, config, tensors)
     print(f"{options.out}: {_size(config)}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.control import page_of
-from tests.service.running_server import Start
+from tests.service.running_server import Start, descendants
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -148,12 +149,23 @@ def test_a_default_that_cannot_be_is_refused_and_changes_nothing(
     assert client.get("/backend").json() == before
 
 
+def title(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0].strip()
+
+
+def times_woken(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("voluntary_")]
+    return int(line.split()[1])
+
+
 def test_two_workers_share_the_load(start: Start, tiny_model: Any) -> None:
     from service.settings import available_cores
 
     if available_cores() < 2:
         pytest.skip("two workers need two cores")
     server = start("--model", str(tiny_model), "--backends", "eager", "--workers", "2").wait_ready()
+    workers = [pid for pid in descendants(server.process.pid) if title(pid) == "fused-mlp-server: worker"]
+    before = [times_woken(pid) for pid in workers]
     statuses: list[int] = []
 
     def load() -> None:
@@ -166,6 +178,8 @@ def test_two_workers_share_the_load(start: Start, tiny_model: Any) -> None:
     for thread in threads:
         thread.join()
     assert statuses == [200] * 240
+    assert len(workers) == 2
+    assert all(times_woken(pid) > count for pid, count in zip(workers, before, strict=True))  # an idle one sleeps on
     assert server.stop() == 0
 
 
