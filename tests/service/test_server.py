@@ -192,7 +192,7 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start
 
 
 def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(slow(tiny_model)), *EAGER).wait_ready()
+    server = start("--model", str(slow(tiny_model, depth=4000)), *EAGER, "--threads", "1").wait_ready()
     replies: list[httpx.Response] = []
 
     def ask() -> None:
