@@ -12,6 +12,7 @@ from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.interpreter import INTERPRETED
 from kernels.linear import linear, linear_torch
 from kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
+from kernels.norm_cpu import RMSNormCPU
 from kernels.numerics import disagreement
 from kernels.onednn import PackedLinear
 from kernels.progress import Progress
@@ -188,4 +189,10 @@ def _onednn_cases(dtype: torch.dtype, shape: tuple[int, int, int], device: torch
         lambda x, weight, bias, other: PackedLinear(weight, bias).mul(x, other),
         lambda x, weight, bias, other: linear_torch(x, weight, bias) * other,
         (x, weight, bias, residual),
+    )
+    yield _Case(
+        "rms_norm",
+        lambda x, weight: RMSNormCPU(weight, EPS)(x),
+        lambda x, weight: rms_norm_torch(x, weight, eps=EPS),
+        (x, o["norm_weight"]),
     )

@@ -80,12 +80,16 @@ class Engine:
             raise InputError(f"rows: expected a tensor of floating-point numbers, got {got}")
         if rows.ndim == 0 or rows.shape[-1] != self.config.width_in:
             raise InputError(f"rows: expected shape (..., {self.config.width_in}), got {tuple(rows.shape)}")
-        leading = rows.shape[:-1]
-        x = rows.to(self.device, self.dtype).reshape(-1, self.config.width_in).contiguous()
+        x = rows.to(self.device, self.dtype)
+        if rows.ndim != 2:
+            x = x.reshape(-1, self.config.width_in)
+        x = x.contiguous()
         if x.shape[0] == 0:
-            return torch.empty((*leading, self.config.width_out), dtype=self.dtype, device=self.device)
+            return torch.empty((*rows.shape[:-1], self.config.width_out), dtype=self.dtype, device=self.device)
         self._set_threads()
-        result = runner(x).reshape(*leading, self.config.width_out)
+        result = runner(x)
+        if rows.ndim != 2:
+            result = result.reshape(*rows.shape[:-1], self.config.width_out)
         if runner.note != self._statuses[backend].note:
             self._statuses[backend] = replace(self._statuses[backend], note=runner.note)
         return result

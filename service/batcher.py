@@ -22,6 +22,7 @@ class Waiting(Generic[Client]):
     payload: bytes | bytearray | memoryview
     accepted_ns: int
     deadline_ns: int
+    is_cancelled: bool = False
 
 
 class Batcher(Generic[Client]):
@@ -29,16 +30,36 @@ class Batcher(Generic[Client]):
 
     def __init__(self, backends: int, max_batch_rows: int) -> None:
         self._queues: list[deque[Waiting[Client]]] = [deque() for _ in range(backends)]
+        self._waiting: dict[tuple[Client, int], Waiting[Client]] = {}
         self._max_batch_rows = max_batch_rows
-        self.rows = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues))
+        return len(self._waiting)
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait."""
+        return sum(request.rows for request in self._waiting.values())
 
     def add(self, request: Waiting[Client]) -> None:
         """Append a request of at most `max_batch_rows` rows to its backend's queue."""
         self._queues[request.backend].append(request)
-        self.rows += request.rows
+        self._waiting[request.client, request.request_id] = request
+
+    def cancel(self, client: Client, request_id: int) -> bool:
+        """Take a request out of the queue; False where it is not there, or not any more."""
+        request = self._waiting.pop((client, request_id), None)
+        if request is None:
+            return False
+        request.is_cancelled = True
+        return True
+
+    def drop(self, client: Client) -> int:
+        """Forget every request of a client that is gone; return how many there were."""
+        theirs = [request_id for owner, request_id in self._waiting if owner is client]
+        for request_id in theirs:
+            self.cancel(client, request_id)
+        return len(theirs)
 
     def take(self, now_ns: int) -> tuple[list[Waiting[Client]], list[Waiting[Client]]]:
         """Remove and return the next batch, and the requests that expired before their turn.
@@ -48,29 +69,26 @@ class Batcher(Generic[Client]):
         """
         batch: list[Waiting[Client]] = []
         expired: list[Waiting[Client]] = []
+        oldest: deque[Waiting[Client]] | None = None
         for queue in self._queues:
-            while queue and queue[0].deadline_ns <= now_ns:
-                expired.append(queue.popleft())
-        waiting = [queue for queue in self._queues if queue]
-        if waiting:
-            oldest = min(waiting, key=lambda queue: queue[0].accepted_ns)
-            room = self._max_batch_rows
-            while oldest and (oldest[0].rows <= room or oldest[0].deadline_ns <= now_ns):
-                request = oldest.popleft()
-                if request.deadline_ns <= now_ns:
-                    expired.append(request)
-                    continue
-                batch.append(request)
-                room -= request.rows
-        self.rows -= sum(request.rows for request in batch) + sum(request.rows for request in expired)
+            while queue and (queue[0].is_cancelled or queue[0].deadline_ns <= now_ns):
+                self._remove_first(queue, expired)
+            if queue and (oldest is None or queue[0].accepted_ns < oldest[0].accepted_ns):
+                oldest = queue
+        room = self._max_batch_rows
+        while oldest:
+            first = oldest[0]
+            if first.is_cancelled or first.deadline_ns <= now_ns:
+                self._remove_first(oldest, expired)
+            elif first.rows <= room:
+                self._remove_first(oldest, batch)
+                room -= first.rows
+            else:
+                break
         return batch, expired
 
-    def drop(self, client: Client) -> int:
-        """Forget every request of a client that is gone; return how many there were."""
-        dropped = 0
-        for index, queue in enumerate(self._queues):
-            kept = deque(request for request in queue if request.client is not client)
-            dropped += len(queue) - len(kept)
-            self.rows -= sum(request.rows for request in queue) - sum(request.rows for request in kept)
-            self._queues[index] = kept
-        return dropped
+    def _remove_first(self, queue: deque[Waiting[Client]], into: list[Waiting[Client]]) -> None:
+        request = queue.popleft()
+        if not request.is_cancelled:
+            del self._waiting[request.client, request.request_id]
+            into.append(request)

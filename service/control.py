@@ -97,7 +97,7 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> Non
     @app.put("/backend", tags=["backends"])
     async def put_backend(request: Request) -> BackendReply:
         """Switch the backend of requests that name none, in every HTTP process at once."""
-        require_json(request.headers.get("content-type", ""))
+        require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
         dispatcher.set_default_backend(body.default)
         return backend_reply()

@@ -31,6 +31,7 @@ from service.wire import Decoder, Frame, Kind, header
 
 PREFERENCE = ("fused", "compiled", "eager")
 RECONNECT_INTERVAL_S = 0.05
+NEVER_NS = 1 << 63
 NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
 log = logging.getLogger(__name__)
 
@@ -46,66 +47,108 @@ class Result(NamedTuple):
     batch_rows: int
 
 
+Deliver = Callable[[Result | Exception], None]
+"""Takes a request's outcome, once, on the event loop; it must not raise."""
+
+
 @dataclass(slots=True)
 class _Pending:
-    future: "asyncio.Future[Frame]"
+    deliver: Deliver | None  # None once the caller has its outcome, or is gone
     rows: int
+    deadline_ns: int
+    timeout_s: float
 
 
 class WorkerLink(asyncio.Protocol):
     """One connection to one worker; counts as up from the worker's first frame to the connection's end."""
 
-    def __init__(self, name: str, on_change: Callable[[], None]) -> None:
+    def __init__(self, name: str, backends: tuple[str, ...], on_change: Callable[[], None]) -> None:
+        """`backends` are the server's, in wire order."""
         self.name = name
+        self._names = backends
         self._on_change = on_change
         self.backends: dict[str, BackendState] = {}
         self.is_up = False
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
         self._decoder = Decoder()
         self._outgoing: list[bytes | memoryview] = []
         self._is_flush_due = False
         self._transport: asyncio.Transport | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ns = NEVER_NS
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
-    def send(self, rows: Rows, backend: int, accepted_ns: int, deadline_ns: int) -> "asyncio.Future[Frame]":
-        """Queue rows for the worker; those of one loop turn leave in two writes."""
-        loop = asyncio.get_running_loop()
+    def send(self, rows: Rows, backend: int, timeout_s: float, deliver: Deliver) -> int:
+        """Queue rows for the worker, those of one loop turn in two writes; return the request's number here."""
         request_id = next(self._ids)
-        future: asyncio.Future[Frame] = loop.create_future()
-        self._pending[request_id] = _Pending(future, len(rows))
-        self.rows += len(rows)
+        accepted_ns = time.monotonic_ns()
+        deadline_ns = accepted_ns + int(timeout_s * 1e9)
+        count = len(rows)
+        self._pending[request_id] = _Pending(deliver, count, deadline_ns, timeout_s)
+        self.rows += count
         payload = rows.data.cast("B")
-        frame = Frame(Kind.INFER, request_id, payload, backend, len(rows), accepted_ns, deadline_ns)
-        self._outgoing += (header(frame), payload)
-        if not self._is_flush_due:  # the first of a turn leaves at once, so that the worker starts on it meanwhile
-            self._is_flush_due = True
-            self._write()
-            loop.call_soon(self._flush)
-        return future
+        self._send(Frame(Kind.INFER, request_id, payload, backend, count, accepted_ns, deadline_ns))
+        if deadline_ns < self._alarm_ns:
+            self._set_alarm(deadline_ns)
+        return request_id
+
+    def abandon(self, request_id: int) -> None:
+        """Forget a request whose caller is gone: the worker need not compute what still waits there."""
+        pending = self._pending.get(request_id)
+        if pending is not None and pending.deliver is not None:
+            pending.deliver = None
+            self._send(Frame(Kind.CANCEL, request_id, b""))
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything in flight with an error; late results are dropped on arrival."""
-        for waiting in self._pending.values():
-            if not waiting.future.done():
-                waiting.future.set_exception(error)
+        for pending in self._pending.values():
+            deliver(pending, error)
+
+    def _send(self, frame: Frame) -> None:
+        self._outgoing += (header(frame), frame.payload)  # type: ignore[arg-type]
+        if not self._is_flush_due:  # the first of a turn leaves at once, so that the worker starts on it meanwhile
+            self._is_flush_due = True
+            self._write()
+            self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        self._write()
+        if self._outgoing:
+            self._write()
 
     def _write(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
-        if outgoing and self._transport and not self._transport.is_closing():
+        if self._transport and not self._transport.is_closing():
             self._transport.writelines(outgoing)
 
+    def _set_alarm(self, deadline_ns: int) -> None:
+        """Wake at the nearest deadline: one timer, seldom moved, for all requests."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ns = deadline_ns
+        delay_s = max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
+        self._alarm = self._loop.call_later(delay_s, self._expire)
+
+    def _expire(self) -> None:
+        self._alarm, self._alarm_ns = None, NEVER_NS
+        now_ns = time.monotonic_ns()
+        for pending in self._pending.values():
+            if pending.deliver is not None and pending.deadline_ns <= now_ns:
+                late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
+                deliver(pending, DeadlineExceededError(late))
+        nearest = min((each.deadline_ns for each in self._pending.values() if each.deliver is not None), default=None)
+        if nearest is not None:
+            self._set_alarm(nearest)
+
     def data_received(self, data: bytes) -> None:
-        """Resolve the futures of the results that are now whole."""
+        """Deliver the results that are now whole."""
         for frame in self._decoder.feed(data):
             if frame.kind == Kind.HELLO:
                 hello = orjson.loads(frame.payload)
@@ -114,10 +157,25 @@ class WorkerLink(asyncio.Protocol):
                 self._on_change()
                 continue
             pending = self._pending.pop(frame.request_id, None)
-            if pending:
-                self.rows -= pending.rows
-                if not pending.future.done():
-                    pending.future.set_result(frame)
+            if pending is None:  # a CANCEL that crossed with its result
+                continue
+            self.rows -= pending.rows
+            if pending.deliver is not None:
+                deliver(pending, self._outcome(frame))
+
+    def _outcome(self, frame: Frame) -> Result | Exception:
+        if frame.kind == Kind.ERROR:
+            code, _, message = str(frame.payload, "utf-8").partition("\n")
+            return RemoteError(code, message)
+        backend = self._names[frame.backend]
+        return Result(
+            np.frombuffer(frame.payload, dtype=np.float32).reshape(frame.rows, -1),
+            backend,
+            self.backends[backend].implementation or "",
+            frame.start_ns,
+            frame.end_ns,
+            frame.batch_rows,
+        )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what was in flight: it cannot be known whether it was computed."""
@@ -125,11 +183,10 @@ class WorkerLink(asyncio.Protocol):
         self._on_change()
         pending, self._pending = self._pending, {}
         self.rows = 0
-        for waiting in pending.values():
-            if not waiting.future.done():
-                waiting.future.set_exception(
-                    WorkerLostError("the worker that held this request ended before it answered; send it again")
-                )
+        for each in pending.values():
+            deliver(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
+        if self._alarm is not None:
+            self._alarm.cancel()
         if not self.lost.done():
             self.lost.set_result(None)
         if pending:
@@ -139,6 +196,24 @@ class WorkerLink(asyncio.Protocol):
         """Close the connection."""
         if self._transport:
             self._transport.close()
+
+
+def deliver(pending: _Pending, outcome: Result | Exception) -> None:
+    """Hand an outcome to whoever waits for it, unless that has happened."""
+    if pending.deliver is not None:
+        waiting, pending.deliver = pending.deliver, None
+        waiting(outcome)
+
+
+class Ticket(NamedTuple):
+    """An admitted request."""
+
+    link: WorkerLink
+    request_id: int
+
+    def abandon(self) -> None:
+        """Say that nobody waits for the outcome any more; it is then never delivered."""
+        self.link.abandon(self.request_id)
 
 
 class Dispatcher:
@@ -180,7 +255,9 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
-                _, link = await loop.create_unix_connection(lambda: WorkerLink(path.stem, self._refresh), str(path))
+                _, link = await loop.create_unix_connection(
+                    lambda: WorkerLink(path.stem, self.backends, self._refresh), str(path)
+                )
                 self._links[index] = link
                 self._refresh()  # its first frame may have come before this line
                 await link.lost
@@ -261,52 +338,24 @@ class Dispatcher:
             raise BackendUnavailableError(name, states[name].reason or "no reason given", ready)
         return states[name]
 
-    async def infer(self, request: InferenceRequest) -> Result:
-        """Run a request's rows.
+    def submit(self, request: InferenceRequest, deliver: Deliver) -> Ticket:
+        """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
 
         Raises:
             DrainingError, NotReadyError, OverloadedError: not admitted.
             UnknownBackendError, BackendUnavailableError: the backend it names does not serve.
-            DeadlineExceededError, WorkerLostError, RemoteError: admitted, and failed on the way.
         """
         if self.state.is_draining:
             raise DrainingError("the server is stopping and takes no new requests; send it to another one")
         backend = self.default_backend() if request.backend is None else request.backend
         if backend is None:
             raise NotReadyError(NOT_READY)
-        backend_state = self._require_available(backend)
-        rows = len(request.rows)
-        if self.rows_in_flight + rows > self._max_queue_rows:
+        self._require_available(backend)
+        in_flight = self.rows_in_flight
+        if in_flight + len(request.rows) > self._max_queue_rows:
             raise OverloadedError(
-                f"the queue is full: {self.rows_in_flight} rows in flight of at most {self._max_queue_rows}; "
-                "try again later"
+                f"the queue is full: {in_flight} rows in flight of at most {self._max_queue_rows}; try again later"
             )
         link = min((link for link in self._links if link and link.is_up), key=lambda link: link.rows)
         timeout_s = self._timeout_s if request.timeout_s is None else min(self._timeout_s, request.timeout_s)
-        accepted_ns = time.monotonic_ns()
-        deadline_ns = accepted_ns + int(timeout_s * 1e9)
-        future = link.send(request.rows, self.backends.index(backend), accepted_ns, deadline_ns)
-        alarm = asyncio.get_running_loop().call_later(timeout_s, _expire, future, timeout_s)
-        try:
-            frame = await future
-        finally:
-            alarm.cancel()
-        if frame.kind == Kind.ERROR:
-            code, _, message = str(frame.payload, "utf-8").partition("\n")
-            raise RemoteError(code, message)
-        outputs = np.frombuffer(frame.payload, dtype=np.float32).reshape(rows, -1)
-        return Result(
-            outputs,
-            self.backends[frame.backend],
-            backend_state.implementation or "",
-            frame.start_ns,
-            frame.end_ns,
-            frame.batch_rows,
-        )
-
-
-def _expire(future: "asyncio.Future[Frame]", timeout_s: float) -> None:
-    if not future.done():
-        future.set_exception(
-            DeadlineExceededError(f"no result within {timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout")
-        )
+        return Ticket(link, link.send(request.rows, self.backends.index(backend), timeout_s, deliver))

@@ -1,14 +1,29 @@
-"""uvicorn's HTTP protocol, with one write per reply, and the one form that errors have for bytes that are no HTTP."""
+"""uvicorn's HTTP protocol with a short way for inference: the usual request meets no ASGI, no task and no future.
+
+The usual request is a POST to an inference target, spelt as documented, with a Content-Length within the bound. All
+others, and all other routes, take uvicorn's way to the app, with one write per reply. The errors of bytes that are no
+HTTP have our form.
+"""
 
 import asyncio
 import re
-from typing import Any, cast
+import time
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import orjson
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service.dispatch import Ticket
+from service.errors import ServiceError
+from service.inference import Inference, Operation, request_id_of
+from service.reply import Reply
 
 HEAD = b"HTTP/1.1 "
 MAX_HEAD_BYTES = 64 << 10
+JOINED_BYTES = 64 << 10
+SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
+WATCH_S = 5.0
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -54,40 +69,224 @@ class JoiningTransport:
         return getattr(self._transport, name)
 
 
+class NoEvent:
+    """Stands for the event that wakes an ASGI app, where there is none."""
+
+    def set(self) -> None:
+        """Do nothing."""
+
+
+class Exchange:
+    """One usual inference request and its reply; what uvicorn's protocol takes for its `RequestResponseCycle`."""
+
+    __slots__ = (
+        "_headers",
+        "_operation",
+        "_parts",
+        "_protocol",
+        "_request_id",
+        "_started_ns",
+        "_ticket",
+        "is_disconnected",
+        "keep_alive",
+        "more_body",
+        "response_complete",
+    )
+    message_event = NoEvent()
+
+    def __init__(self, protocol: "Protocol", operation: Operation, headers: Mapping[bytes, bytes]) -> None:
+        self._protocol = protocol
+        self._operation = operation
+        self._headers = headers
+        self._parts: list[bytes] = []
+        self._started_ns = time.monotonic_ns()
+        self._request_id = request_id_of(headers)
+        self._ticket: Ticket | None = None
+        self.is_disconnected = False
+        self.keep_alive = protocol.parser.should_keep_alive()
+        self.more_body = True
+        self.response_complete = False
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether the client is gone."""
+        return self.is_disconnected
+
+    @disconnected.setter
+    def disconnected(self, value: bool) -> None:
+        self.is_disconnected = value
+        if value and self._ticket is not None:
+            self._ticket.abandon()
+
+    def feed(self, data: bytes) -> None:
+        """Take a part of the body."""
+        self._parts.append(data)
+
+    def begin(self) -> None:
+        """Act on the request, now that it is whole."""
+        self.more_body = False
+        inference = self._protocol.inference
+        try:
+            inference.require_key(self._headers)
+            self._operation.check(self._headers)
+        except ServiceError as error:
+            self.send(inference.refuse(error, self._request_id))
+            return
+        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        self._parts.clear()
+        self._ticket = inference.start(
+            self._operation, self._headers, body, self._request_id, self._started_ns, self.send
+        )
+
+    def send(self, reply: Reply) -> None:
+        """Write the reply and end the exchange."""
+        self._ticket = None
+        self.response_complete = True
+        if not self.is_disconnected:
+            self._protocol.write_reply(reply, self._request_id, self.keep_alive)
+
+
 class Protocol(HttpToolsProtocol):
-    """Joins head and body, bounds the head, and answers what cannot be parsed before there is a request to be seen."""
+    """Takes usual inference requests itself, joins head and body, bounds the head, and the time that a sender takes."""
+
+    inference: ClassVar[Inference]
+    keep_alive_s: ClassVar[float]
+    receive_timeout_s: ClassVar[float]
 
     _head_bytes = 0
     _is_in_head = True
+    _is_receiving = False
+    _since_s = 0.0  # when what the connection now waits for began: the rest of a request, or the next one
+    _received_bytes = 0
+    _exchange: Exchange | None = None  # the request that is being received, where it is a usual one
+    _raw: asyncio.Transport
+    _timer: asyncio.TimerHandle
+    _rendered: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = ([], b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Put the joining transport in front of the real one."""
+        """Put the joining transport in front of the real one, and start to watch the time."""
+        self._raw = transport
         super().connection_made(cast("asyncio.Transport", JoiningTransport(transport, self.loop)))
+        self._since_s = self.loop.time()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop watching."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Close what has been quiet, or too slow, for too long; one timer a connection looks every few seconds."""
+        if self._raw.is_closing():
+            return
+        now_s = self.loop.time()
+        is_busy = self.cycle is not None and not self.cycle.response_complete
+        if self._is_receiving and (not is_busy or self.cycle.more_body):
+            allowed_s = self.receive_timeout_s + self._received_bytes / SLOWEST_BYTES_PER_S
+            if now_s >= self._since_s + allowed_s:
+                self.send_400_response(f"not whole after {now_s - self._since_s:.0f} s")
+                return
+        elif not is_busy and now_s >= self._since_s + self.keep_alive_s:
+            self._raw.close()
+            return
+        self._timer = self.loop.call_later(min(WATCH_S, self.keep_alive_s, self.receive_timeout_s), self._watch)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless a request's line and headers are longer than any that is meant."""
+        self._received_bytes += len(data)
         if self._is_in_head:
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES and b"\r\n\r\n" not in data[:MAX_HEAD_BYTES]:
                 self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
                 return
-            if UPGRADE.search(
-                data
-            ):  # an offer that may be ignored, but that the parser takes up and drops the body for
+            # An offer that may be ignored, but that the parser takes up and drops the body for.
+            if b"upgrade" in data[:MAX_HEAD_BYTES].lower():
                 head, gap, body = data.partition(b"\r\n\r\n")
                 data = UPGRADE.sub(b"\r\nx-upgrade-ignored:", head) + gap + body
         super().data_received(data)
 
+    def on_message_begin(self) -> None:
+        """Give the request its time."""
+        self._is_receiving = True
+        self._since_s = self.loop.time()
+        self._received_bytes = 0
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
-        """Start counting anew with the next request."""
+        """Take the usual inference request; start counting anew with the next one."""
         self._is_in_head = False
         self._head_bytes = 0
+        operation = self.inference.targets.get(self.url)
+        if operation is not None and self.parser.get_method() == b"POST":
+            headers = dict(self.headers)
+            if self._is_usual(headers):
+                self._exchange = Exchange(self, operation, headers)
+                self.cycle = cast("Any", self._exchange)
+                return
+        self._exchange = None
         super().on_headers_complete()
 
+    def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
+        return (
+            int(headers.get(b"content-length", b"-1")) <= self.inference.options.max_body_bytes
+            and b"content-length" in headers
+            and not self.expect_100_continue
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and self.parser.get_http_version() == "1.1"
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """Pass on a part of the body."""
+        if self._exchange is not None:
+            self._exchange.feed(body)
+        else:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
-        """Expect the next request's head."""
+        """Act on the request, and expect the next one's head."""
         self._is_in_head = True
-        super().on_message_complete()
+        self._is_receiving = False
+        if self._exchange is not None:
+            self._exchange.begin()
+        else:
+            super().on_message_complete()
+
+    def write_reply(self, reply: Reply, request_id: bytes, keep_alive: bool) -> None:
+        """Write an exchange's reply in one piece, then end the connection or expect the next request."""
+        transport = self._raw
+        if transport.is_closing():
+            return
+        defaults = self.server_state.default_headers
+        if defaults is not Protocol._rendered[0]:  # uvicorn makes a new list each second, for the date
+            Protocol._rendered = (defaults, b"".join(b"%b: %b\r\n" % header for header in defaults))
+        parts = [STATUS_LINE[reply.status], Protocol._rendered[1]]
+        closing = (b"connection", b"close")
+        is_last = not keep_alive or self.inference.dispatcher.state.is_draining or closing in reply.headers
+        for name, value in reply.headers:
+            parts += (name, b": ", value, b"\r\n")
+        if is_last and closing not in reply.headers:
+            parts.append(b"connection: close\r\n")
+        parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
+        if len(reply.body) <= JOINED_BYTES:
+            parts.append(reply.body)
+            transport.write(b"".join(parts))
+        else:
+            transport.writelines((b"".join(parts), reply.body))
+        if is_last:
+            transport.close()
+        self.on_response_complete()
+
+    def on_response_complete(self) -> None:
+        """Begin the pipelined request that waits, or expect the next one."""
+        self.server_state.total_requests += 1
+        if self._raw.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif not self._is_receiving:
+            self._since_s = self.loop.time()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Answer what is in flight before closing: a client may have closed only its own side."""
@@ -102,3 +301,9 @@ class Protocol(HttpToolsProtocol):
         body = orjson.dumps({"error": error, "code": "bad_request"})
         self.transport.write(BAD_REQUEST % (len(body), body))
         self.transport.close()
+
+
+def protocol(inference: Inference, keep_alive_s: float, receive_timeout_s: float) -> type[Protocol]:
+    """Return the protocol of one server; uvicorn makes an instance a connection of what it is given."""
+    members = {"inference": inference, "keep_alive_s": keep_alive_s, "receive_timeout_s": receive_timeout_s}
+    return type("BoundProtocol", (Protocol,), members)

@@ -1,14 +1,12 @@
-"""The way out of a request: common headers, JSON bodies, and the one form that errors have."""
+"""The way out of a request over ASGI: common headers, and our form for the errors of the host framework."""
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 import orjson
 from starlette.routing import Match
 
 from service.errors import (
-    RETRY_AFTER_S,
-    STATUS,
     BadRequestError,
     InternalError,
     MethodNotAllowedError,
@@ -18,9 +16,8 @@ from service.errors import (
     TooLargeError,
     UnauthorizedError,
     UnsupportedMediaTypeError,
-    code_of,
-    message_of,
 )
+from service.reply import Header, Reply
 from service.shared_state import SharedState
 
 Scope = MutableMapping[str, Any]
@@ -28,9 +25,7 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Header = tuple[bytes, bytes]
 
-JSON_HEADER = (b"content-type", b"application/json")
 HOST_ERRORS: dict[int, type[ServiceError]] = {
     400: BadRequestError,
     401: UnauthorizedError,
@@ -42,7 +37,7 @@ HOST_ERRORS: dict[int, type[ServiceError]] = {
 
 
 class Response:
-    """Sends one reply: its own as JSON, or one of the host framework's, whose errors it gives our form."""
+    """Sends one reply: ours, or one of the host framework's, whose errors it holds back."""
 
     def __init__(self, send: Send, request_id: bytes, state: SharedState) -> None:
         """`state` tells whether the server is draining; then every reply closes its connection."""
@@ -53,41 +48,12 @@ class Response:
         self._held_body = bytearray()
         self.is_started = False
 
-    async def json(self, document: Any, headers: Iterable[Header] = (), status: int = 200) -> None:
-        """Send a JSON reply whole; arrays are written as nested numbers."""
-        body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-        start = [JSON_HEADER, (b"content-length", b"%d" % len(body)), *self._headers(), *headers]
+    async def send(self, reply: Reply) -> None:
+        """Send a reply of our own."""
         self.is_started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": start})
-        await self._send({"type": "http.response.body", "body": body})
-
-    async def binary(self, document: Any, data: memoryview, headers: Iterable[Header]) -> None:
-        """Send a JSON part and the binary data that it describes."""
-        head = orjson.dumps(document)
-        start = [
-            (b"content-type", b"application/octet-stream"),
-            (b"inference-header-content-length", b"%d" % len(head)),
-            (b"content-length", b"%d" % (len(head) + len(data))),
-            *self._headers(),
-            *headers,
-        ]
-        self.is_started = True
-        await self._send({"type": "http.response.start", "status": 200, "headers": start})
-        await self._send({"type": "http.response.body", "body": b"".join((head, data))})
-
-    async def error(self, error: Exception) -> None:
-        """Send `{"error": sentence, "code": slug}` with the status that the table gives the code."""
-        code = code_of(error)
-        headers: list[Header] = []
-        if code in RETRY_AFTER_S:
-            headers.append((b"retry-after", b"%d" % RETRY_AFTER_S[code]))
-        if isinstance(error, MethodNotAllowedError):
-            headers.append((b"allow", error.allowed.encode("latin-1")))
-        if code == "unauthorized":
-            headers.append((b"www-authenticate", b"Bearer"))
-        if code == "too_large":
-            headers.append((b"connection", b"close"))  # what is left of the body is not read
-        await self.json({"error": message_of(error), "code": code}, headers, STATUS[code])
+        headers = [*reply.headers, *self._headers()]
+        await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": reply.body})
 
     async def forward(self, message: Message) -> None:
         """Pass on a reply of the host, but hold back an error."""

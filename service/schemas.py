@@ -22,7 +22,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 MAX_ID_CHARACTERS = 256
 MAX_DIMENSIONS = 16
-JSON_TYPE = re.compile(r"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
+JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 NESTED_NUMBERS = {
     "type": "array",
     "description": "numbers, nested (..., width); a single row may be a flat list; leading dimensions are kept",
@@ -117,14 +117,16 @@ class ErrorReply(Body):
     code: str = Field(description="stable slug; see the error table")
 
 
-def require_json(content_type: str) -> None:
+def require_json(content_type: bytes) -> None:
     """Refuse a body that says it is something else than JSON; one that says nothing is read as JSON.
 
     Raises:
         UnsupportedMediaTypeError: as its name says.
     """
-    if content_type and not JSON_TYPE.fullmatch(content_type.strip()):
-        raise UnsupportedMediaTypeError(f"expected content-type: application/json, got {shortened(content_type)}")
+    if content_type not in (b"application/json", b"") and not JSON_TYPE.fullmatch(content_type.strip()):
+        raise UnsupportedMediaTypeError(
+            f"expected content-type: application/json, got {shortened(content_type.decode('latin-1'))}"
+        )
 
 
 def parse_json(body: bytes | bytearray) -> Any:

@@ -9,10 +9,11 @@ from fastapi import FastAPI
 from models.config import ModelConfig
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
-from service.http import Front, FrontOptions
+from service.http import Front
+from service.inference import Inference, InferenceOptions
 from service.lifespan import lifespan
 from service.openapi import describe
-from service.protocol import Protocol
+from service.protocol import protocol
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, identify, resolve_device, resolve_dtype
@@ -70,7 +71,7 @@ class Server:
         add_routes(app, dispatcher, config)
         describe(app, NAME, VERSION)
         app.router.lifespan_context = lifespan(app.router.lifespan_context, dispatcher)
-        options = FrontOptions(
+        options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
             labels=config.labels,
@@ -78,7 +79,8 @@ class Server:
             max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
-        app.add_middleware(Front, dispatcher=dispatcher, options=options)  # added last: outside of all the others
+        self.inference = Inference(dispatcher, options)
+        app.add_middleware(Front, inference=self.inference)  # added last: outside of all the others
 
     def address(self) -> tuple[str, int]:
         """Return an address of this host that reaches the server."""
@@ -103,7 +105,7 @@ class Server:
                 server_header=False,
                 proxy_headers=False,
                 loop="uvloop",
-                http=Protocol,
+                http=protocol(self.inference, settings.keep_alive_s, settings.receive_timeout_s),
                 ws="none",
             )
         except Exception as error:

@@ -76,6 +76,15 @@ class Settings(BaseSettings):
         16_384, ge=1, description="most rows accepted and not yet answered; beyond it requests get 429"
     )
     timeout_s: float = Field(30.0, gt=0, le=3600, description="longest a request may take where it asks for no less")
+    receive_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        le=3600,
+        description="longest a request may take to arrive, plus a second for each 32 KiB of it",
+    )
+    keep_alive_s: float = Field(
+        75.0, gt=0, le=3600, description="how long a connection may stay open without a request"
+    )
     workers: int = Field(1, ge=1, le=256, description="worker processes; on cuda, per device")
     threads: int | None = Field(
         None, ge=1, validate_default=True, description="CPU threads of each worker; unset: cores divided by workers"

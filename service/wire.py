@@ -3,10 +3,12 @@
 A frame is a fixed little-endian header and a payload. Times are nanoseconds of CLOCK_MONOTONIC, which all processes of
 one host share. Rows travel as float32, row-major, the width being the model's.
 
-    API process -> worker   INFER   rows to compute
-    worker -> API process   HELLO   JSON: device, threads, each backend's state; the first frame, sent when warm
-                            RESULT  rows computed
-                            ERROR   UTF-8: the code, a line feed, the message
+    API process -> worker   INFER      rows to compute
+                            CANCEL     nobody waits for these rows any more
+    worker -> API process   HELLO      JSON: device, threads, each backend's state; the first frame, sent when warm
+                            RESULT     rows computed
+                            ERROR      UTF-8: the code, a line feed, the message
+                            CANCELLED  the rows left the queue uncomputed
 """
 
 import enum
@@ -25,6 +27,8 @@ class Kind(enum.IntEnum):
     INFER = 2
     RESULT = 3
     ERROR = 4
+    CANCEL = 5
+    CANCELLED = 6
 
 
 KINDS = frozenset(Kind)

@@ -242,10 +242,13 @@ class WorkerServer:
             self._drop(client)
             return
         for frame in client.decoder.feed(data):
-            request = Waiting(
-                client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
-            )
-            self._batcher.add(request)
+            if frame.kind == Kind.INFER:
+                request = Waiting(
+                    client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
+                )
+                self._batcher.add(request)
+            elif self._batcher.cancel(client, frame.request_id):  # else its result is on the way
+                self._send(client, header(Frame(Kind.CANCELLED, frame.request_id, b"")))
 
     def _drop(self, client: Client) -> None:
         self._clients.discard(client)

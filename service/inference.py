@@ -1,0 +1,251 @@
+"""The inference operations: what a request's headers and body ask for, and what its reply says.
+
+All of it is plain calls on the event loop. Two doors lead in: `service.protocol` takes the usual request, without a
+task or a future, and `service.http` takes every other one through ASGI.
+"""
+
+import hmac
+import logging
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from random import getrandbits
+from typing import Any
+
+from service import openinference, schemas
+from service.dispatch import Dispatcher, Result, Ticket
+from service.encoding import decoded
+from service.errors import BadRequestError, UnauthorizedError, code_of
+from service.reply import Header, Reply, binary_reply, error_reply, json_reply
+
+REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+log = logging.getLogger(__name__)
+
+Headers = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceOptions:
+    """What the operations need to know of the settings and the model."""
+
+    model: str
+    width_in: int
+    labels: tuple[str, ...] | None
+    max_request_rows: int
+    max_body_bytes: int
+    api_key: str | None
+
+
+class Operation(ABC):
+    """One way to ask for inference and to be answered."""
+
+    def __init__(self, options: InferenceOptions) -> None:
+        self.options = options
+
+    @abstractmethod
+    def check(self, headers: Headers) -> None:
+        """Refuse by the headers what need not be read.
+
+        Raises:
+            UnsupportedMediaTypeError, BadRequestError: as their names say.
+        """
+
+    @abstractmethod
+    def parse(self, headers: Headers, body: bytes | bytearray) -> schemas.InferenceRequest:
+        """Read a body.
+
+        Raises:
+            BadRequestError, TooLargeError: it is not one that is taken.
+        """
+
+    @abstractmethod
+    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:
+        """Write the reply.
+
+        Raises:
+            NonFiniteOutputError: it cannot hold the result.
+        """
+
+
+class Predict(Operation):
+    """`POST /predict` and `POST /predict/{backend}`."""
+
+    def __init__(self, options: InferenceOptions, backend: str | None = None) -> None:
+        """`backend` is the path's."""
+        super().__init__(options)
+        self.backend = backend
+
+    def check(self, headers: Headers) -> None:
+        """See `Operation`."""
+        schemas.require_json(headers.get(b"content-type", b""))
+
+    def parse(self, headers: Headers, body: bytes | bytearray) -> schemas.InferenceRequest:  # noqa: ARG002
+        """See `Operation`."""
+        request = schemas.parse_predict(body, self.options.width_in, self.options.max_request_rows)
+        if self.backend is not None:
+            if request.backend not in (None, self.backend):
+                raise BadRequestError(
+                    f"backend: the path asks for {self.backend!r} and the body for {request.backend!r}"
+                )
+            request.backend = self.backend
+        return request
+
+    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:
+        """See `Operation`."""
+        schemas.require_finite(result.rows)
+        reply: dict[str, Any] = {"outputs": result.rows.reshape(*request.shape, result.rows.shape[1])}
+        if self.options.labels:
+            reply["labels"] = schemas.labels_of(result.rows, self.options.labels, request.shape)
+        reply["backend"] = result.backend
+        reply["implementation"] = result.implementation
+        if request.id is not None:
+            reply["id"] = request.id
+        reply["timing"] = {
+            "queue_ms": result.queue_ns / 1e6,
+            "compute_ms": result.compute_ns / 1e6,
+            "total_ms": (time.monotonic_ns() - started_ns) / 1e6,
+            "batch_rows": result.batch_rows,
+        }
+        return json_reply(reply, result_headers(result))
+
+
+class Infer(Operation):
+    """`POST /v2/models/{name}/infer`."""
+
+    def check(self, headers: Headers) -> None:
+        """See `Operation`."""
+        if openinference.LENGTH_HEADER in headers:
+            openinference.json_length(headers[openinference.LENGTH_HEADER])
+        else:
+            schemas.require_json(headers.get(b"content-type", b""))
+
+    def parse(self, headers: Headers, body: bytes | bytearray) -> openinference.InferRequest:
+        """See `Operation`."""
+        declared = headers.get(openinference.LENGTH_HEADER)
+        json_bytes = None if declared is None else openinference.json_length(declared)
+        return openinference.parse_infer(body, self.options.width_in, self.options.max_request_rows, json_bytes)
+
+    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:  # noqa: ARG002
+        """See `Operation`."""
+        reply: dict[str, Any] = {"model_name": self.options.model}
+        if request.id is not None:
+            reply["id"] = request.id
+        reply["parameters"] = {"backend": result.backend, "implementation": result.implementation}
+        shape = [*request.shape, result.rows.shape[1]]
+        output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": shape}
+        if isinstance(request, openinference.InferRequest) and request.is_binary_reply:
+            reply["outputs"] = [output | {"parameters": {"binary_data_size": result.rows.nbytes}}]
+            return binary_reply(reply, result.rows.data.cast("B"), result_headers(result))
+        schemas.require_finite(result.rows)
+        reply["outputs"] = [output | {"data": result.rows.reshape(-1)}]
+        return json_reply(reply, result_headers(result))
+
+
+class Inference:
+    """Finds the operation that a path names and takes requests through it."""
+
+    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions) -> None:
+        """One instance per API process, made before the fork."""
+        self.dispatcher = dispatcher
+        self.options = options
+        paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends}
+        self._operations: dict[str, Operation] = {
+            "/predict": Predict(options),
+            f"/v2/models/{options.model}/infer": Infer(options),
+            **paths,
+        }
+        self.targets: Mapping[bytes, Operation] = {
+            path.encode(): operation for path, operation in self._operations.items() if path.isascii()
+        }
+        """The operations by request target, in its usual spelling."""
+
+    def operation(self, path: str) -> Operation | None:
+        """Return the operation of a decoded path; None where the path is not for inference."""
+        if path.startswith("/predict/") and path not in self._operations:
+            return Predict(self.options, path.removeprefix("/predict/"))
+        return self._operations.get(path)
+
+    def require_key(self, headers: Headers) -> None:
+        """Compare the caller's key, where one is set, in constant time.
+
+        Raises:
+            UnauthorizedError: none came, or another one.
+        """
+        key = self.options.api_key
+        if key is None:
+            return
+        scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
+        token = headers.get(b"x-api-key", bearer if scheme.lower() == b"bearer" else b"")
+        if not hmac.compare_digest(token, key.encode()):
+            raise UnauthorizedError(
+                "expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>"
+            )
+
+    def start(
+        self,
+        operation: Operation,
+        headers: Headers,
+        body: bytes | bytearray,
+        request_id: bytes,
+        started_ns: int,
+        send: Callable[[Reply], None],
+    ) -> Ticket | None:
+        """Take one request through; `send` is called once, now or later, with the reply or the error's.
+
+        Args:
+            operation: what is asked for.
+            headers: by lower-case name.
+            body: whole, as it came.
+            request_id: for the log.
+            started_ns: when the request began, on the monotonic clock.
+            send: takes the reply; must not raise.
+
+        Returns:
+            What abandons the request; None where it was refused.
+        """
+
+        def finish(outcome: Result | Exception) -> None:
+            try:
+                if isinstance(outcome, Exception):
+                    raise outcome
+                reply = operation.encode(request, outcome, started_ns)
+            except Exception as error:
+                reply = self.refuse(error, request_id)
+            send(reply)
+
+        try:
+            encoding = headers.get(b"content-encoding")
+            if encoding is not None:
+                body = decoded(body, encoding, self.options.max_body_bytes)
+            request = operation.parse(headers, body)
+            return self.dispatcher.submit(request, finish)
+        except Exception as error:
+            send(self.refuse(error, request_id))
+            return None
+
+    def refuse(self, error: Exception, request_id: bytes) -> Reply:
+        """Return an error's reply; a fault of ours is logged."""
+        if code_of(error) == "internal":
+            log.error("request %s failed", request_id.decode("latin-1"), exc_info=error)
+        return error_reply(error)
+
+
+def request_id_of(headers: Headers) -> bytes:
+    """Return the caller's `x-request-id` where it is a plain token, else a new one."""
+    given = headers.get(b"x-request-id")
+    if given is not None and REQUEST_ID.fullmatch(given):
+        return given
+    return b"%016x" % getrandbits(64)
+
+
+def result_headers(result: Result) -> list[Header]:
+    """Return the headers that every inference reply carries."""
+    return [
+        (b"x-backend", result.backend.encode()),
+        (b"x-implementation", result.implementation.encode()),
+        (b"x-queue-us", b"%d" % (result.queue_ns // 1000)),
+        (b"x-compute-us", b"%d" % (result.compute_ns // 1000)),
+        (b"x-batch-rows", b"%d" % result.batch_rows),
+    ]
