@@ -153,7 +153,10 @@ def run(options: argparse.Namespace) -> None:
     from models.engine import load_engine
 
     rows = _read_rows(options.input)
-    engine = load_engine(options.model, options.device, options.dtype, (options.backend,), options.threads)
+    with Progress("loading") as progress:
+        engine = load_engine(
+            options.model, options.device, options.dtype, (options.backend,), options.threads, progress
+        )
     if options.backend == "compiled":
         with Progress("compiling", patience_s=0) as progress:
             engine.warm_up(1, lambda _, done, total: progress(done, total))
@@ -244,7 +247,8 @@ def _warm_engine(options: argparse.Namespace, max_rows: int) -> "Engine":
     from models.bench import require_available
     from models.engine import load_engine
 
-    engine = load_engine(options.model, options.device, options.dtype, options.backends, options.threads)
+    with Progress("loading") as progress:
+        engine = load_engine(options.model, options.device, options.dtype, options.backends, options.threads, progress)
     require_available(engine)
     with Progress("warming up") as progress:
         engine.warm_up(max_rows, lambda name, done, total: progress(done, total, name))

@@ -153,6 +153,7 @@ def load_engine(
     dtype: str = "float32",
     backends: Sequence[str] = ("eager", "fused"),
     threads: int | None = None,
+    progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Engine:
     """Load a model and ready the ways to run it, without compiling any (`Engine.warm_up` does).
 
@@ -162,6 +163,7 @@ def load_engine(
         dtype: "float32", "bfloat16" or "float16", for weights, rows and results.
         backends: which ones to load; one that cannot run here is loaded as unavailable, with the reason.
         threads: for the CPU's operators; None is what PyTorch is set to now. Every run sets it anew.
+        progress: told how many of how many steps are done: tensors read, backends made.
 
     Returns:
         The engine, every backend cold or unavailable.
@@ -184,12 +186,17 @@ def load_engine(
     config = ModelConfig.load(directory)
     with torch.device("meta"):
         model = MLP(config)
-    model.load_state_dict(weights.load(directory, config, kind, place), assign=True)
+    names = tuple(dict.fromkeys(backends))
+    tensors = len(config.shapes())
+    steps = tensors + len(names)
+    state = weights.load(directory, config, kind, place, lambda done: progress(done, steps))
+    model.load_state_dict(state, assign=True)
     model.requires_grad_(False).eval()
     if threads is not None:
         torch.set_num_threads(threads)
     ways: dict[str, Backend | str] = {}
-    for name in dict.fromkeys(backends):
+    for done, name in enumerate(names, start=tensors):
+        progress(done, steps)
         way = find(name, place)
         if way is None:
             ways[name] = f"there is no {name} backend for {place.type} yet, only for {', '.join(devices(name))}"

@@ -73,7 +73,13 @@ def has_weights(directory: Path, config: ModelConfig) -> bool:
     raise WeightsError(f'{path}: no such file; add it, or "init": {{"seed": 0}} to the config for random weights')
 
 
-def load(directory: Path, config: ModelConfig, dtype: dtype, device: device | str = "cpu") -> dict[str, Tensor]:
+def load(
+    directory: Path,
+    config: ModelConfig,
+    dtype: dtype,
+    device: device | str = "cpu",
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Tensor]:
     """Read the weights of `config`, or make them where it has `init` and `directory` has no weights file.
 
     Args:
@@ -81,6 +87,7 @@ def load(directory: Path, config: ModelConfig, dtype: dtype, device: device | st
         config: what the weights have to fit.
         dtype: what the tensors are converted to.
         device: where they are put.
+        progress: told how many tensors are there so far.
 
     Returns:
         Every tensor of ``config.shapes()`` by its name.
@@ -92,7 +99,7 @@ def load(directory: Path, config: ModelConfig, dtype: dtype, device: device | st
 
     check(directory, config)
     if not has_weights(directory, config):
-        return {name: tensor.to(device, dtype) for name, tensor in seeded(config).items()}
+        return {name: tensor.to(device, dtype) for name, tensor in seeded(config, progress).items()}
     path = directory / WEIGHTS_FILE
     tensors: dict[str, Tensor] = {}
     with opened(path, "pt") as file:
@@ -105,14 +112,19 @@ def load(directory: Path, config: ModelConfig, dtype: dtype, device: device | st
                 largest = stored.abs().max().item()
                 raise WeightsError(f"{path}: {name}: its largest magnitude, {largest:g}, does not fit {dtype}")
             tensors[name] = tensor
+            progress(len(tensors))
     return tensors
 
 
-def seeded(config: ModelConfig) -> dict[str, Tensor]:
+def seeded(config: ModelConfig, progress: Callable[[int], None] = lambda _: None) -> dict[str, Tensor]:
     """Make random weights for `config`, float32, the same ones on every run.
 
     A matrix is uniform with variance 1 / fan-in, the down matrices with 1 / (2 depth fan-in), so that the residual
     stream keeps its scale at any depth. Biases are uniform within 1 / sqrt(dim). Norms start as the identity.
+
+    Args:
+        config: what the weights have to fit.
+        progress: told how many tensors are there so far.
 
     Raises:
         ValueError: the config has no `init`.
@@ -135,6 +147,7 @@ def seeded(config: ModelConfig) -> dict[str, Tensor]:
             variance = 1 / shape[1] / (2 * config.depth if name.endswith("ffn.down.weight") else 1)
             tensor.uniform_(-math.sqrt(3 * variance), math.sqrt(3 * variance), generator=generator)
         tensors[name] = tensor
+        progress(len(tensors))
     return tensors
 
 

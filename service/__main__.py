@@ -19,6 +19,7 @@ def main(arguments: list[str]) -> int:
         model = resolve(chosen.model)
         config = ModelConfig.load(model)
         check(model, config)
+        print(f"starting  {config.name} from {model}", file=sys.stderr, flush=True)  # PyTorch takes seconds to import
         from service.server import Server
         from service.surroundings import bound_spinning, claim, private_directory, require_free, use_cache
 

@@ -16,7 +16,7 @@ from service.openapi import describe
 from service.protocol import protocol
 from service.settings import Settings
 from service.shared_state import SharedState
-from service.surroundings import StartError, identify, resolve_device, resolve_dtype
+from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
 from service.watch import Hello, Watch, begin_child, block_signals, end_children
 from service.worker import EngineAPI, WorkerPlan
 
@@ -33,6 +33,11 @@ class Server:
         self.config = config
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
+        devices = device_count(self.device)
+        try:
+            threads = settings.worker_threads(devices)
+        except ValueError as error:
+            raise StartError(str(error)) from None
         self.state = SharedState()
         if settings.default_backend != "auto":
             self.state.default_backend = settings.backends.index(settings.default_backend)
@@ -40,7 +45,7 @@ class Server:
             model=model,
             identity=identify(model),
             dtype=self.dtype,
-            threads=settings.worker_threads,
+            threads=threads,
             backends=settings.backends,
             default_backend=settings.default_backend,
             max_batch_rows=settings.max_batch_rows,
@@ -50,12 +55,11 @@ class Server:
         self.host = ls.LitServer(
             api,
             accelerator=self.device,
+            devices=devices if self.device == "cuda" else "auto",
             workers_per_device=settings.workers,
             timeout=False,
             restart_workers=True,
         )
-        if not self.host.devices:
-            raise StartError("--device cuda: torch sees a GPU that nvidia-smi does not list; use --device cpu")
         self.host.uvicorn_graceful_timeout = HOST_PATIENCE_S
         self.host.monitor_internal = WORKER_RESTART_POLL_S
         self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]

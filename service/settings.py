@@ -132,13 +132,7 @@ class Settings(BaseSettings):
                 f"max_queue_rows: expected at least max-request-rows times api-servers, "
                 f"{self.request_rows * self.api_servers}, got {self.max_queue_rows}"
             )
-        cores = available_cores()
-        if self.workers * self.worker_threads > cores:
-            name, threads = ("threads", self.threads) if self.threads else ("workers", 1)
-            raise ValueError(
-                f"{name}: expected workers x threads of at most {cores}, the cores this process may use, "
-                f"got {self.workers} x {threads}"
-            )
+        self.worker_threads()
         return self
 
     @property
@@ -152,10 +146,21 @@ class Settings(BaseSettings):
             return self.max_body_bytes
         return min(1 << 31, (64 << 10) + 32 * width * self.request_rows)
 
-    @property
-    def worker_threads(self) -> int:
-        """CPU threads of each worker."""
-        return self.threads if self.threads is not None else max(1, available_cores() // self.workers)
+    def worker_threads(self, devices: int = 1) -> int:
+        """Return the CPU threads of each worker, where `devices` devices have `workers` workers each.
+
+        Raises:
+            ValueError: all of them together would have more threads than there are cores.
+        """
+        cores, workers = available_cores(), self.workers * devices
+        threads = max(1, cores // workers) if self.threads is None else self.threads
+        if workers * threads > cores:
+            each = f"{self.workers}" if devices == 1 else f"{self.workers} x {devices} devices"
+            raise ValueError(
+                f"{'threads' if self.threads else 'workers'}: expected workers x threads of at most {cores}, the cores "
+                f"this process may use, got {each} x {threads}"
+            )
+        return threads
 
     @classmethod
     def settings_customise_sources(

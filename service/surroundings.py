@@ -37,6 +37,15 @@ def resolve_device(device: str) -> str:
     raise StartError("--device cuda: torch sees no CUDA or ROCm device here; use --device cpu")
 
 
+def device_count(device: str) -> int:
+    """Return how many devices of the resolved kind there are; the CPU is one."""
+    if device == "cpu":
+        return 1
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def resolve_dtype(dtype: str, device: str) -> str:
     """Return the dtype that `--dtype auto` stands for: bfloat16 on cuda, float32 on cpu."""
     if dtype != "auto":

@@ -65,6 +65,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
     def setup(self, device: str) -> None:
         """Load the engine; what prevents it ends the process with one line on stderr."""
         from models.engine import load_engine
+        from models.progress import Progress
 
         setproctitle("fused-mlp-server: worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
@@ -73,9 +74,8 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         try:
             if identify(plan.model) != plan.identity:
                 fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
-            self.engine = load_engine(
-                plan.model, device=device, dtype=plan.dtype, backends=plan.backends, threads=plan.threads
-            )
+            with Progress("loading the model") as progress:
+                self.engine = load_engine(plan.model, device, plan.dtype, plan.backends, plan.threads, progress)
         except MLPError as error:
             fail(str(error))
         except Exception as error:

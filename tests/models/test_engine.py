@@ -294,3 +294,11 @@ def test_a_model_too_small_for_post_ops_says_up_to_how_many_rows() -> None:
         small.backends["fused"].note
         == "up to 162 rows every product is PyTorch's own, too small to repay oneDNN's call"
     )
+
+
+def test_loading_tells_how_far_it_is() -> None:
+    steps: list[tuple[int, int]] = []
+    load_engine("digits", backends=("eager", "fused"), progress=lambda done, total: steps.append((done, total)))
+    done = [step for step, _ in steps]
+    assert (done, {total for _, total in steps}) == (sorted(done), {done[-1] + 1})
+    assert len(set(done)) > 10

@@ -71,7 +71,16 @@ def test_a_bad_value_from_the_environment_is_named_too(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])
 def test_workers_times_threads_never_exceeds_the_cores(workers: int) -> None:
     chosen = settings.load(["--workers", str(workers)])
-    assert 1 <= chosen.workers * chosen.worker_threads <= 4
+    assert 1 <= chosen.workers * chosen.worker_threads() <= 4
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+def test_workers_are_counted_on_every_device(devices: int) -> None:
+    assert devices * settings.load([]).worker_threads(devices) <= 4
+    with pytest.raises(ValueError, match=r"workers x threads of at most 4, .* got 1 x 5 devices x 1"):
+        settings.load([]).worker_threads(5)
+    with pytest.raises(ValueError, match=r"threads: .* got 2 x 2 devices x 2"):
+        settings.load(["--workers", "2", "--threads", "2"]).worker_threads(2)
 
 
 def test_the_key_is_masked_wherever_settings_are_shown() -> None:
