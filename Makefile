@@ -13,7 +13,10 @@ help:  ## List the commands.
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v in {(3, 11), (3, 12)} or sys.exit(f"error: Python 3.11 or 3.12 is needed, {sys.executable} is {v[0]}.{v[1]}; name another one with: make PYTHON=python3.11")'
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "error: $(PYTHON) cannot make virtual environments; on Debian: apt-get install python3-venv" >&2; exit 1; }
+	@if $(PYTHON) -c 'import ensurepip, os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; \
+	then $(PYTHON) -m venv $(VENV); \
+	elif command -v dpkg >/dev/null; then sh requirements/debian.sh $(PYTHON) $(VENV); \
+	else $(PYTHON) -m venv $(VENV); fi || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/runtime.stamp: requirements/runtime.txt requirements/constraints.txt | $(BIN)/python
 	@echo "Setting up $(VENV) (runtime); this is done once, until the pins change." >&2

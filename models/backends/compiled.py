@@ -133,6 +133,8 @@ def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
 def missing_toolchain() -> str | None:
     """Say what Inductor lacks to build C++ here, looked for as it looks; None where nothing is missing.
 
+    Where Python's headers are in the virtual environment alone, CPATH is made to lead the compiler there.
+
     Source: torch/_inductor/cpp_builder.py, get_cpp_compiler and _get_python_related_args.
     """
     compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
@@ -140,7 +142,16 @@ def missing_toolchain() -> str | None:
         subprocess.run([compiler, "--version"], capture_output=True, check=True)
     except (OSError, subprocess.SubprocessError):
         return f"Inductor needs a C++ compiler and {compiler!r} does not run: install g++, or name one in CXX"
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not header.exists():
-        return f"Inductor needs {header}, which is not there: install Python's development files (python3-dev)"
+    if (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return None
+    own = Path(sys.prefix) / "include"  # of the virtual environment, where `make setup` puts what Debian splits off
+    folder = own / Path(sysconfig.get_path("include")).name
+    if not (folder / "Python.h").exists():
+        return (
+            f"Inductor needs Python.h, which is neither in {sysconfig.get_path('include')} nor in {folder}: install "
+            "Python's development files (python3-dev)"
+        )
+    places = os.environ.get("CPATH", "").split(os.pathsep)
+    if str(folder) not in places:
+        os.environ["CPATH"] = os.pathsep.join([str(folder), str(own), *filter(None, places)])
     return None

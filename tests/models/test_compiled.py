@@ -1,6 +1,7 @@
 """The compiled backend: compiled once, never again, and right. Numbers are compared in test_numerics.py."""
 
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -196,9 +197,20 @@ def test_the_compiler_is_looked_for_where_inductor_looks(monkeypatch: pytest.Mon
 
 def test_without_pythons_header_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: os.fspath(tmp_path))
-    assert missing_toolchain() == (
-        f"Inductor needs {tmp_path / 'Python.h'}, which is not there: install Python's development files (python3-dev)"
-    )
+    assert f"Inductor needs Python.h, which is neither in {tmp_path} nor in {sys.prefix}" in str(missing_toolchain())
+    assert "install Python's development files (python3-dev)" in str(missing_toolchain())
+
+
+def test_a_header_in_the_virtual_environment_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: "/no/such/python3.11")
+    monkeypatch.setattr(sys, "prefix", os.fspath(tmp_path))
+    monkeypatch.setenv("CPATH", "/opt/include")
+    own = tmp_path / "include/python3.11"
+    own.mkdir(parents=True)
+    (own / "Python.h").touch()
+    for _ in range(2):
+        assert missing_toolchain() is None
+        assert os.environ["CPATH"] == f"{own}:{tmp_path / 'include'}:/opt/include"
 
 
 def test_buckets_are_the_powers_of_two_that_hold_every_row_count() -> None:
