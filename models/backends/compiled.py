@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FunctionType
@@ -124,7 +125,9 @@ def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
         with (
             torch._inductor.config.patch(freezing=True),
             torch._dynamo.config.patch(automatic_dynamic_shapes=False),
+            warnings.catch_warnings(),
         ):
+            warnings.filterwarnings("ignore", "Can't find Python.h")  # it looks in one place; see missing_toolchain
             return plain(x)
 
     return frozen
