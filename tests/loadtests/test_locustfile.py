@@ -16,6 +16,8 @@ import pytest
 
 from tests.service.running_server import ROOT, RunningServer, free_port
 
+pytestmark = pytest.mark.slow  # real servers
+
 LIMIT_S = 60
 LOCUST = [sys.executable, "-m", "locust", "-f", "loadtests/locustfile.py"]
 INFER = "/v2/models/digits/infer"

@@ -19,6 +19,8 @@ from models.config import Activation, ModelConfig, NormKind, NormPosition
 from models.engine import Engine, load_engine
 from tests.models.test_numerics import faults, form
 
+pytestmark = pytest.mark.slow  # interpreted
+
 Configs = Callable[..., ModelConfig]
 Writer = Callable[[ModelConfig], Path]
 Load = Callable[..., Engine]
