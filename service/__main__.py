@@ -19,7 +19,6 @@ def main(arguments: list[str]) -> int:
         model = resolve(chosen.model)
         config = ModelConfig.load(model)
         check(model, config)
-        print(f"starting  {config.name} from {model}", file=sys.stderr, flush=True)  # PyTorch takes seconds to import
         from service.server import Server
         from service.surroundings import bound_spinning, claim, private_directory, require_free, use_cache
 
@@ -27,7 +26,9 @@ def main(arguments: list[str]) -> int:
         use_cache(chosen.cache_dir)
         bound_spinning()
         with claim(chosen.port), private_directory() as directory:
-            return Server(chosen, model, config, directory).run()
+            server = Server(chosen, model, config, directory)
+            print(f"starting  {config.name} from {model}", file=sys.stderr, flush=True)  # its workers take seconds
+            return server.run()
     except MLPError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -5,12 +5,14 @@ from typing import Annotated
 
 import orjson
 from fastapi import FastAPI, Path, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from models.config import ModelConfig
 from service import openinference
 from service.dispatch import Dispatcher
 from service.errors import DrainingError, NotFoundError, NotReadyError
+from service.metrics import Metrics
 from service.schemas import BackendBody, BackendReply, parse_json, require_json, validate
 
 NAME = "fused-mlp-server"
@@ -28,7 +30,7 @@ def page_of(model: str) -> str:
     return PAGE.read_text().replace('"{{MODEL}}"', name)
 
 
-def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> None:
+def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig, metrics: Metrics) -> None:
     """Register the routes; their errors rise to the front, which gives them their form."""
 
     def require_model(name: str) -> None:
@@ -101,3 +103,8 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig) -> Non
         body = validate(BackendBody, parse_json(await request.body()))
         dispatcher.set_default_backend(body.default)
         return backend_reply()
+
+    @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
+    async def get_metrics() -> Response:
+        """Show the counters of all processes as Prometheus text."""
+        return Response(metrics.text(), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -25,6 +25,7 @@ from service.errors import (
     RemoteError,
     WorkerLostError,
 )
+from service.metrics import Metrics
 from service.schemas import BackendState, InferenceRequest, Rows
 from service.shared_state import AUTO, SharedState
 from service.wire import Decoder, Frame, Kind, header
@@ -62,11 +63,14 @@ class _Pending:
 class WorkerLink(asyncio.Protocol):
     """One connection to one worker; counts as up from the worker's first frame to the connection's end."""
 
-    def __init__(self, name: str, backends: tuple[str, ...], on_change: Callable[[], None]) -> None:
-        """`backends` are the server's, in wire order."""
+    def __init__(
+        self, name: str, backends: tuple[str, ...], on_change: Callable[[], None], on_load: Callable[[], None]
+    ) -> None:
+        """`backends` are the server's, in wire order; `on_load` is told when rows came or went."""
         self.name = name
         self._names = backends
         self._on_change = on_change
+        self._on_load = on_load
         self.backends: dict[str, BackendState] = {}
         self.is_up = False
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
@@ -80,6 +84,11 @@ class WorkerLink(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ns = NEVER_NS
+
+    @property
+    def requests(self) -> int:
+        """Requests sent and not yet answered by the worker."""
+        return len(self._pending)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -97,14 +106,21 @@ class WorkerLink(asyncio.Protocol):
         self._send(Frame(Kind.INFER, request_id, payload, backend, count, accepted_ns, deadline_ns))
         if deadline_ns < self._alarm_ns:
             self._set_alarm(deadline_ns)
+        self._on_load()
         return request_id
 
-    def abandon(self, request_id: int) -> None:
-        """Forget a request whose caller is gone: the worker need not compute what still waits there."""
+    def abandon(self, request_id: int) -> bool:
+        """Forget a request whose caller is gone: the worker need not compute what still waits there.
+
+        Returns:
+            Whether the request was still unanswered.
+        """
         pending = self._pending.get(request_id)
-        if pending is not None and pending.deliver is not None:
-            pending.deliver = None
-            self._send(Frame(Kind.CANCEL, request_id, b""))
+        if pending is None or pending.deliver is None:
+            return False
+        pending.deliver = None
+        self._send(Frame(Kind.CANCEL, request_id, b""))
+        return True
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything in flight with an error; late results are dropped on arrival."""
@@ -162,6 +178,7 @@ class WorkerLink(asyncio.Protocol):
             self.rows -= pending.rows
             if pending.deliver is not None:
                 deliver(pending, self._outcome(frame))
+        self._on_load()
 
     def _outcome(self, frame: Frame) -> Result | Exception:
         if frame.kind == Kind.ERROR:
@@ -185,6 +202,7 @@ class WorkerLink(asyncio.Protocol):
         self.rows = 0
         for each in pending.values():
             deliver(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
+        self._on_load()
         if self._alarm is not None:
             self._alarm.cancel()
         if not self.lost.done():
@@ -210,10 +228,12 @@ class Ticket(NamedTuple):
 
     link: WorkerLink
     request_id: int
+    metrics: Metrics
 
     def abandon(self) -> None:
         """Say that nobody waits for the outcome any more; it is then never delivered."""
-        self.link.abandon(self.request_id)
+        if self.link.abandon(self.request_id):
+            self.metrics.abandoned()
 
 
 class Dispatcher:
@@ -226,15 +246,18 @@ class Dispatcher:
         state: SharedState,
         max_queue_rows: int,
         timeout_s: float,
+        metrics: Metrics,
     ) -> None:
-        """Args are the workers' sockets, the server's backends in wire order, and this process's bounds."""
+        """Args are the workers' sockets, the server's backends in wire order, this process's bounds, its counters."""
         self.backends = backends
+        self._metrics = metrics
         self.state = state
         self._sockets = list(sockets)
         self._links: list[WorkerLink | None] = [None] * len(self._sockets)
         self._max_queue_rows = max_queue_rows
         self._timeout_s = timeout_s
         self._tasks: list[asyncio.Task[None]] = []
+        self._up: list[WorkerLink] = []
         self._states = self._merged_states()
 
     def start(self) -> None:
@@ -256,7 +279,7 @@ class Dispatcher:
         while True:
             with contextlib.suppress(OSError):
                 _, link = await loop.create_unix_connection(
-                    lambda: WorkerLink(path.stem, self.backends, self._refresh), str(path)
+                    lambda: WorkerLink(path.stem, self.backends, self._refresh, self._tell_load), str(path)
                 )
                 self._links[index] = link
                 self._refresh()  # its first frame may have come before this line
@@ -288,7 +311,11 @@ class Dispatcher:
         """Each backend's state; unavailable on one worker is unavailable."""
         return self._states
 
+    def _tell_load(self) -> None:
+        self._metrics.in_flight(self.rows_in_flight, sum(link.requests for link in self._links if link))
+
     def _refresh(self) -> None:
+        self._up = [link for link in self._links if link and link.is_up]
         self._states = self._merged_states()
 
     def _merged_states(self) -> dict[str, BackendState]:
@@ -356,6 +383,7 @@ class Dispatcher:
             raise OverloadedError(
                 f"the queue is full: {in_flight} rows in flight of at most {self._max_queue_rows}; try again later"
             )
-        link = min((link for link in self._links if link and link.is_up), key=lambda link: link.rows)
+        link = self._up[0] if len(self._up) == 1 else min(self._up, key=lambda link: link.rows)
         timeout_s = self._timeout_s if request.timeout_s is None else min(self._timeout_s, request.timeout_s)
-        return Ticket(link, link.send(request.rows, self.backends.index(backend), timeout_s, deliver))
+        request_id = link.send(request.rows, self.backends.index(backend), timeout_s, deliver)
+        return Ticket(link, request_id, self._metrics)

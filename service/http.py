@@ -11,7 +11,7 @@ import logging
 import time
 
 from service.errors import MethodNotAllowedError, TooLargeError, code_of
-from service.inference import Headers, Inference, Operation, request_id_of
+from service.inference import Headers, Inference, Operation, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import App, Message, Receive, Response, Scope, Send
 
@@ -43,10 +43,10 @@ class Front:
         headers: Headers = dict(scope["headers"])
         request_id = request_id_of(headers)
         response = Response(send, request_id, self._inference.dispatcher.state)
+        operation = self._inference.operation(path)
         try:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
-            operation = self._inference.operation(path)
             if operation is None:
                 await self._app(scope, bounded(receive, self._inference.options.max_body_bytes), response.forward)
                 response.raise_for_held(scope)
@@ -63,7 +63,8 @@ class Front:
                 if code_of(error) == "internal":
                     log.exception("request %s failed", request_id.decode("latin-1"))
                 raise
-            await response.send(self._inference.refuse(error, request_id))
+            refuse = logged_reply if operation is None else self._inference.refuse
+            await response.send(refuse(error, request_id))
 
     async def _run(
         self,

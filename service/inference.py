@@ -18,7 +18,8 @@ from service import openinference, schemas
 from service.dispatch import Dispatcher, Result, Ticket
 from service.encoding import decoded
 from service.errors import BadRequestError, UnauthorizedError, code_of
-from service.reply import Header, Reply, binary_reply, error_reply, json_reply
+from service.metrics import Metrics
+from service.reply import Reply, binary_reply, error_reply, json_reply
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
@@ -108,7 +109,7 @@ class Predict(Operation):
             "total_ms": (time.monotonic_ns() - started_ns) / 1e6,
             "batch_rows": result.batch_rows,
         }
-        return json_reply(reply, result_headers(result))
+        return json_reply(reply, result_head(result))
 
 
 class Infer(Operation):
@@ -137,18 +138,19 @@ class Infer(Operation):
         output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": shape}
         if isinstance(request, openinference.InferRequest) and request.is_binary_reply:
             reply["outputs"] = [output | {"parameters": {"binary_data_size": result.rows.nbytes}}]
-            return binary_reply(reply, result.rows.data.cast("B"), result_headers(result))
+            return binary_reply(reply, result.rows.data.cast("B"), result_head(result))
         schemas.require_finite(result.rows)
         reply["outputs"] = [output | {"data": result.rows.reshape(-1)}]
-        return json_reply(reply, result_headers(result))
+        return json_reply(reply, result_head(result))
 
 
 class Inference:
     """Finds the operation that a path names and takes requests through it."""
 
-    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions) -> None:
+    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics) -> None:
         """One instance per API process, made before the fork."""
         self.dispatcher = dispatcher
+        self._metrics = metrics
         self.options = options
         paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends}
         self._operations: dict[str, Operation] = {
@@ -205,6 +207,7 @@ class Inference:
         Returns:
             What abandons the request; None where it was refused.
         """
+        backend: str | None = None
 
         def finish(outcome: Result | Exception) -> None:
             try:
@@ -212,7 +215,15 @@ class Inference:
                     raise outcome
                 reply = operation.encode(request, outcome, started_ns)
             except Exception as error:
-                reply = self.refuse(error, request_id)
+                reply = self.refuse(error, request_id, backend)
+            else:
+                self._metrics.answered(
+                    outcome.backend,
+                    (time.monotonic_ns() - started_ns) / 1e9,
+                    outcome.queue_ns / 1e9,
+                    outcome.compute_ns / 1e9,
+                    outcome.batch_rows,
+                )
             send(reply)
 
         try:
@@ -220,16 +231,23 @@ class Inference:
             if encoding is not None:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
+            backend = request.backend or self.dispatcher.default_backend()
             return self.dispatcher.submit(request, finish)
         except Exception as error:
-            send(self.refuse(error, request_id))
+            send(self.refuse(error, request_id, backend))
             return None
 
-    def refuse(self, error: Exception, request_id: bytes) -> Reply:
-        """Return an error's reply; a fault of ours is logged."""
-        if code_of(error) == "internal":
-            log.error("request %s failed", request_id.decode("latin-1"), exc_info=error)
-        return error_reply(error)
+    def refuse(self, error: Exception, request_id: bytes, backend: str | None = None) -> Reply:
+        """Count an inference request that fails, and return the error's reply."""
+        self._metrics.refused(backend, code_of(error))
+        return logged_reply(error, request_id)
+
+
+def logged_reply(error: Exception, request_id: bytes) -> Reply:
+    """Return an error's reply; a fault of ours is logged."""
+    if code_of(error) == "internal":
+        log.error("request %s failed", request_id.decode("latin-1"), exc_info=error)
+    return error_reply(error)
 
 
 def request_id_of(headers: Headers) -> bytes:
@@ -240,12 +258,12 @@ def request_id_of(headers: Headers) -> bytes:
     return b"%016x" % getrandbits(64)
 
 
-def result_headers(result: Result) -> list[Header]:
-    """Return the headers that every inference reply carries."""
-    return [
-        (b"x-backend", result.backend.encode()),
-        (b"x-implementation", result.implementation.encode()),
-        (b"x-queue-us", b"%d" % (result.queue_ns // 1000)),
-        (b"x-compute-us", b"%d" % (result.compute_ns // 1000)),
-        (b"x-batch-rows", b"%d" % result.batch_rows),
-    ]
+def result_head(result: Result) -> bytes:
+    """Return the header lines that every inference reply carries."""
+    return (b"x-backend: %b\r\nx-implementation: %b\r\nx-queue-us: %d\r\nx-compute-us: %d\r\nx-batch-rows: %d\r\n") % (
+        result.backend.encode(),
+        result.implementation.encode(),
+        result.queue_ns // 1000,
+        result.compute_ns // 1000,
+        result.batch_rows,
+    )

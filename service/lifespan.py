@@ -11,15 +11,17 @@ from fastapi import FastAPI
 from setproctitle import setproctitle
 
 from service.dispatch import Dispatcher
+from service.metrics import Metrics
 from service.watch import ANSWER_S, NOTICE_S, unblock_signals
 
 
-def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
+def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics) -> Any:
     """Start and end what an API process does beside answering requests."""
 
     @contextlib.asynccontextmanager
     async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
         setproctitle("fused-mlp-server: http")
+        metrics.claim(process_number())
         loop = asyncio.get_running_loop()
         finish = signal.getsignal(signal.SIGTERM)  # uvicorn's: stop listening, answer what is in flight, end
         assert callable(finish)  # noqa: S101
@@ -51,3 +53,8 @@ def lifespan(original: Any, dispatcher: Dispatcher) -> Any:
             await dispatcher.close()
 
     return wrapped
+
+
+def process_number() -> int:
+    """Return this HTTP process's number, from 0, which LitServe puts into its name."""
+    return int(multiprocessing.current_process().name.removeprefix("LitServer-"))

@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.dispatch import Ticket
 from service.errors import ServiceError
 from service.inference import Inference, Operation, request_id_of
-from service.reply import Reply
+from service.reply import CLOSE, Reply
 
 HEAD = b"HTTP/1.1 "
 MAX_HEAD_BYTES = 64 << 10
@@ -260,19 +260,19 @@ class Protocol(HttpToolsProtocol):
         defaults = self.server_state.default_headers
         if defaults is not Protocol._rendered[0]:  # uvicorn makes a new list each second, for the date
             Protocol._rendered = (defaults, b"".join(b"%b: %b\r\n" % header for header in defaults))
-        parts = [STATUS_LINE[reply.status], Protocol._rendered[1]]
-        closing = (b"connection", b"close")
-        is_last = not keep_alive or self.inference.dispatcher.state.is_draining or closing in reply.headers
-        for name, value in reply.headers:
-            parts += (name, b": ", value, b"\r\n")
-        if is_last and closing not in reply.headers:
-            parts.append(b"connection: close\r\n")
-        parts += (b"x-request-id: ", request_id, b"\r\n\r\n")
+        is_last = not keep_alive or self.inference.dispatcher.state.is_draining or CLOSE in reply.head
+        close = CLOSE if is_last and CLOSE not in reply.head else b""
+        head = b"%b%b%b%bx-request-id: %b\r\n\r\n" % (
+            STATUS_LINE[reply.status],
+            Protocol._rendered[1],
+            reply.head,
+            close,
+            request_id,
+        )
         if len(reply.body) <= JOINED_BYTES:
-            parts.append(reply.body)
-            transport.write(b"".join(parts))
+            transport.write(head + reply.body)
         else:
-            transport.writelines((b"".join(parts), reply.body))
+            transport.writelines((head, reply.body))
         if is_last:
             transport.close()
         self.on_response_complete()
@@ -287,13 +287,6 @@ class Protocol(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
         elif not self._is_receiving:
             self._since_s = self.loop.time()
-
-    def eof_received(self) -> bool:  # type: ignore[override]
-        """Answer what is in flight before closing: a client may have closed only its own side."""
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
-            return False
-        self.cycle.keep_alive = False
-        return True
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection."""

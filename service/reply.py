@@ -1,6 +1,5 @@
 """A reply as plain data, and the one form that errors have."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import orjson
@@ -9,42 +8,53 @@ from service.errors import RETRY_AFTER_S, STATUS, MethodNotAllowedError, code_of
 
 Header = tuple[bytes, bytes]
 
-JSON_HEADER = (b"content-type", b"application/json")
-BINARY_HEADER = (b"content-type", b"application/octet-stream")
+CLOSE = b"connection: close\r\n"
 
 
 class Reply(NamedTuple):
-    """A whole reply; whoever sends it adds the request's id, and closes the connection where it has to."""
+    """A whole reply; whoever sends it adds the request's id, and closes the connection where it has to.
+
+    Attributes:
+        status: HTTP's.
+        head: header lines, each with its line end: what one reply has in common with many is formatted in one piece.
+        body: the bytes.
+    """
 
     status: int
-    headers: list[Header]
+    head: bytes
     body: bytes
 
+    @property
+    def headers(self) -> list[Header]:
+        """The header lines as ASGI takes them."""
+        lines = (line.partition(b": ") for line in self.head.split(b"\r\n")[:-1])
+        return [(name, value) for name, _, value in lines]
 
-def json_reply(document: Any, headers: Iterable[Header] = (), status: int = 200) -> Reply:
+
+def json_reply(document: Any, head: bytes = b"", status: int = 200) -> Reply:
     """Return a JSON reply; arrays are written as nested numbers."""
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Reply(status, [JSON_HEADER, (b"content-length", b"%d" % len(body)), *headers], body)
+    return Reply(status, b"content-type: application/json\r\ncontent-length: %d\r\n%b" % (len(body), head), body)
 
 
-def binary_reply(document: Any, data: memoryview, headers: Iterable[Header]) -> Reply:
+def binary_reply(document: Any, data: memoryview, head: bytes) -> Reply:
     """Return a JSON part and the binary data that it describes."""
-    head = orjson.dumps(document)
-    body = b"".join((head, data))
-    lengths = [(b"inference-header-content-length", b"%d" % len(head)), (b"content-length", b"%d" % len(body))]
-    return Reply(200, [BINARY_HEADER, *lengths, *headers], body)
+    json_part = orjson.dumps(document)
+    body = b"".join((json_part, data))
+    lengths = b"inference-header-content-length: %d\r\ncontent-length: %d\r\n" % (len(json_part), len(body))
+    return Reply(200, b"content-type: application/octet-stream\r\n%b%b" % (lengths, head), body)
 
 
 def error_reply(error: BaseException) -> Reply:
     """Return `{"error": sentence, "code": slug}` with the status that the table gives the code."""
     code = code_of(error)
-    headers: list[Header] = []
+    head = b""
     if code in RETRY_AFTER_S:
-        headers.append((b"retry-after", b"%d" % RETRY_AFTER_S[code]))
+        head += b"retry-after: %d\r\n" % RETRY_AFTER_S[code]
     if isinstance(error, MethodNotAllowedError):
-        headers.append((b"allow", error.allowed.encode("latin-1")))
+        head += b"allow: %b\r\n" % error.allowed.encode("latin-1")
     if code == "unauthorized":
-        headers.append((b"www-authenticate", b"Bearer"))
+        head += b"www-authenticate: Bearer\r\n"
     if code == "too_large":
-        headers.append((b"connection", b"close"))  # what is left of the body is not read
-    return json_reply({"error": message_of(error), "code": code}, headers, STATUS[code])
+        head += CLOSE  # what is left of the body is not read
+    return json_reply({"error": message_of(error), "code": code}, head, STATUS[code])

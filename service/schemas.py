@@ -20,6 +20,7 @@ from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError,
 Rows = NDArray[np.float32]
 Model = TypeVar("Model", bound=BaseModel)
 
+NUMBERS = frozenset({int, float})
 MAX_ID_CHARACTERS = 256
 MAX_DIMENSIONS = 16
 JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
@@ -150,8 +151,9 @@ def validate(model: type[Model], document: Any) -> Model:
         BadRequestError: a field is missing, unknown or of another type; the sentence names the first.
     """
     if isinstance(document, dict):  # before pydantic, which would collect an error for each of millions
-        unknown = next((key for key in document if key not in model.model_fields), None)
-        if unknown is not None:
+        fields = model.__pydantic_fields__
+        if not document.keys() <= fields.keys():
+            unknown = next(key for key in document if key not in fields)
             raise BadRequestError(
                 f"{shortened(unknown)}: no such field; expected one of {', '.join(model.model_fields)}"
             )
@@ -206,6 +208,9 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         BadRequestError: no list, empty, ragged, of another width, or with an entry that is no number or beyond float32.
         TooLargeError: more than `max_rows` rows.
     """
+    rows = _usual_rows(inputs, width, max_rows)
+    if rows is not None:
+        return rows, (len(rows),)
     shape = _apparent_shape(inputs, width, max_rows, field)
     level: list[Any] = [inputs]
     for size in shape:
@@ -226,6 +231,30 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         raise BadRequestError(f"{field}[{indices}]: expected a number, got {json_type(what)}{shown}")
     count = len(level) // width
     return _float32(np.array(level, dtype=np.float64), field).reshape(count, width), tuple(shape[:-1])
+
+
+def _usual_rows(inputs: Any, width: int, max_rows: int) -> Rows | None:
+    """Turn a list of rows into rows; None where it is anything else, or wrong: then others say what."""
+    if type(inputs) is not list or not 0 < len(inputs) <= max_rows or {*map(type, inputs)} != {list}:
+        return None
+    if {*map(len, inputs)} != {width}:
+        return None
+    flat: list[Any] = inputs[0] if len(inputs) == 1 else list(itertools.chain.from_iterable(inputs))
+    if not {*map(type, flat)} <= NUMBERS:
+        return None
+    try:
+        with np.errstate(over="ignore"):
+            rows = np.array(flat, dtype=np.float32)
+    except OverflowError:  # an integer beyond a double
+        return None
+    return rows.reshape(-1, width) if _is_finite(rows) else None
+
+
+def _is_finite(values: NDArray[np.float32]) -> bool:
+    """Say whether all numbers are finite; in one pass where their squares' sum is, too."""
+    flat = values.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return math.isfinite(np.dot(flat, flat)) or bool(np.isfinite(flat).all())
 
 
 def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[int]:
@@ -281,7 +310,7 @@ def require_finite(outputs: Rows) -> None:
     Raises:
         NonFiniteOutputError: NaN or infinity among the outputs.
     """
-    if not np.isfinite(outputs).all():
+    if not _is_finite(outputs):
         bad = np.flatnonzero(~np.isfinite(outputs).all(axis=-1))
         raise NonFiniteOutputError(
             f"the result holds NaN or infinity in {len(bad)} of {len(outputs)} rows, the first being row {bad[0]}, "
@@ -291,4 +320,7 @@ def require_finite(outputs: Rows) -> None:
 
 def labels_of(outputs: Rows, labels: tuple[str, ...], shape: tuple[int, ...]) -> Any:
     """Return each row's label, that of its largest output, nested as the request was; a flat row gives one."""
-    return np.array(labels, dtype=object)[outputs.argmax(axis=-1)].reshape(shape).tolist()
+    found = [labels[index] for index in outputs.argmax(axis=-1).tolist()]
+    if len(shape) == 1:
+        return found
+    return np.array(found, dtype=object).reshape(shape).tolist()

@@ -12,6 +12,7 @@ from service.dispatch import Dispatcher
 from service.http import Front
 from service.inference import Inference, InferenceOptions
 from service.lifespan import lifespan
+from service.metrics import Metrics
 from service.openapi import describe
 from service.protocol import protocol
 from service.settings import Settings
@@ -63,18 +64,20 @@ class Server:
         self.host.uvicorn_graceful_timeout = HOST_PATIENCE_S
         self.host.monitor_internal = WORKER_RESTART_POLL_S
         self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]
+        self.metrics = Metrics(settings.backends, settings.api_servers)
         dispatcher = Dispatcher(
             self.sockets,
             settings.backends,
             self.state,
             settings.max_queue_rows // settings.api_servers,
             settings.timeout_s,
+            self.metrics,
         )
         api.is_ready = lambda: dispatcher.is_ready
         app: FastAPI = self.host.app
-        add_routes(app, dispatcher, config)
+        add_routes(app, dispatcher, config, self.metrics)
         describe(app, NAME, VERSION)
-        app.router.lifespan_context = lifespan(app.router.lifespan_context, dispatcher)
+        app.router.lifespan_context = lifespan(app.router.lifespan_context, dispatcher, self.metrics)
         options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
@@ -83,7 +86,7 @@ class Server:
             max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
-        self.inference = Inference(dispatcher, options)
+        self.inference = Inference(dispatcher, options, self.metrics)
         app.add_middleware(Front, inference=self.inference)  # added last: outside of all the others
 
     def address(self) -> tuple[str, int]:
@@ -93,7 +96,7 @@ class Server:
 
     def run(self) -> int:
         """Serve until a signal comes or a part fails for good; return the exit status."""
-        watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce)
+        watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce, self.metrics)
         os.register_at_fork(after_in_child=begin_child)
         block_signals()
         watch.start()

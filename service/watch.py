@@ -21,6 +21,7 @@ import orjson
 from litserve.utils import WorkerSetupStatus
 from setproctitle import setproctitle
 
+from service.metrics import Metrics
 from service.shared_state import SharedState
 from service.wire import Decoder, Kind
 
@@ -49,6 +50,7 @@ class Watch(threading.Thread):
         sockets: list[Path],
         address: tuple[str, int],
         announce: Callable[[list[Hello]], None],
+        metrics: Metrics,
     ) -> None:
         """`announce` is called once, with every worker's first frame, when all are warm and `address` answers."""
         super().__init__(name="watch", daemon=True)
@@ -57,6 +59,8 @@ class Watch(threading.Thread):
         self._sockets = sockets
         self._address = address
         self._announce = announce
+        self._metrics = metrics
+        self._workers: dict[int, int | None] = {}
         self._ready: dict[int, Hello] = {}
         self._api_processes: set[int] = set()
         self.is_stopping = False
@@ -84,6 +88,7 @@ class Watch(threading.Thread):
                 self.fail(*failure)
                 break
             self._greet_workers()
+            self._count_restarts()
             if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
                 self._announce(list(self._ready.values()))
                 is_announced = True
@@ -123,6 +128,12 @@ class Watch(threading.Thread):
             return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew", 1
         self._api_processes |= {pid for pid in alive if pid is not None}
         return None
+
+    def _count_restarts(self) -> None:
+        for index, process in enumerate(getattr(self._host, "inference_workers", [])):
+            if self._workers.setdefault(index, process.pid) != process.pid:
+                self._workers[index] = process.pid
+                self._metrics.worker_restarted()
 
     def _greet_workers(self) -> None:
         for index, path in enumerate(self._sockets):

@@ -81,7 +81,7 @@ class Decoder:
     """
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
+        self._rest = bytearray()  # the start of a frame that is not whole yet
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take received bytes and return every frame that is now whole.
@@ -89,10 +89,14 @@ class Decoder:
         Raises:
             InternalError: the bytes are not frames of this protocol.
         """
-        buffer = self._buffer
-        buffer += data
+        buffer: bytes | bytearray = data
+        if self._rest:
+            self._rest += data
+            buffer = self._rest
         end = len(buffer)
         if end < HEADER.size or end - HEADER.size < HEADER.unpack_from(buffer)[0]:
+            if buffer is data:
+                self._rest = bytearray(data)
             return []
         view = memoryview(buffer)
         at = 0
@@ -104,8 +108,9 @@ class Decoder:
             start = at + HEADER.size
             if end - start < size:
                 break
-            payload = view[start : start + size]
-            frames.append(Frame(kind, request_id, payload, backend, rows, start_ns, end_ns, batch_rows))
+            frames.append(
+                Frame(kind, request_id, view[start : start + size], backend, rows, start_ns, end_ns, batch_rows)
+            )
             at = start + size
-        self._buffer = bytearray(view[at:])
+        self._rest = bytearray(view[at:])
         return frames

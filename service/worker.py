@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -184,6 +185,7 @@ class WorkerServer:
 
     def run(self) -> None:
         """Serve until a signal or the parent's end, and then until the last API process has its answers."""
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         wake_reader, wake_writer = socket.socketpair()
         wake_reader.setblocking(False)
         wake_writer.setblocking(False)

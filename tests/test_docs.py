@@ -1,6 +1,7 @@
 """What the documents say holds: figures, settings, error codes, commands."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -39,6 +40,7 @@ def test_every_make_target_that_is_named_is_there(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_curl_line_of_the_readme_gets_the_reply_it_shows(server: RunningServer) -> None:
     command, _, shown = block("", "curl ").removeprefix("$ ").partition("}'\n")
     command = command.replace("http://127.0.0.1:8000", server.url) + "}' -s"

@@ -7,10 +7,12 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
 START_LIMIT_S = 240  # what a start may take on a busy host; no test asserts on it
@@ -38,6 +40,11 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def title(pid: int) -> str:
+    """What `ps` shows of a process."""
+    return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0].strip()
 
 
 class RunningServer:
@@ -73,6 +80,29 @@ class RunningServer:
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(self.url + path).status_code == status
         return False
+
+    def pid_of(self, role: str) -> int:
+        """The one process whose title names the role."""
+        (pid,) = [pid for pid in descendants(self.process.pid) if title(pid) == f"fused-mlp-server: {role}"]
+        return pid
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The value that `/metrics` shows now, the sum of all that have these labels."""
+        return sum(
+            float(sample.value)
+            for family in text_string_to_metric_families(self._metrics_text())
+            for sample in family.samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        )
+
+    def _metrics_text(self) -> str:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as reply:  # quicker than httpx to set up
+            text: str = reply.read().decode()
+            return text
+
+    def accepted(self) -> float:
+        """How many requests have been accepted so far, whether they are answered or not."""
+        return self.metric("mlp_inflight_requests") + self.metric("mlp_requests_total")
 
     def wait_exit(self) -> int:
         return self.process.wait(timeout=60)

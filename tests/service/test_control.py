@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from service.control import page_of
-from tests.service.running_server import Start, descendants
+from tests.service.running_server import Start, descendants, title
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -147,10 +147,6 @@ def test_a_default_that_cannot_be_is_refused_and_changes_nothing(
     assert (reply.status_code, reply.json()["code"]) == (400, "bad_request")
     assert message in reply.json()["error"]
     assert client.get("/backend").json() == before
-
-
-def title(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0].strip()
 
 
 def times_woken(pid: int) -> int:

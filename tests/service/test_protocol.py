@@ -3,6 +3,7 @@
 import gzip
 import json
 import socket
+import threading
 import zlib
 from pathlib import Path
 from typing import Any
@@ -139,17 +140,30 @@ def test_a_request_that_does_not_arrive_whole_is_given_up(start: Start, tiny_mod
     assert server.stop() == 0
 
 
-def test_a_slow_answer_is_no_idle_connection(start: Start, tiny_model: Path) -> None:
+def test_a_slow_answer_is_no_idle_connection(start: Start, slow_model: Path) -> None:
     limits = ("--keep-alive-s", "0.05", "--receive-timeout-s", "0.05")
-    server = start("--model", str(deep(tiny_model)), *EAGER, "--threads", "1", *limits).wait_ready()
+    server = start("--model", str(slow_model), *EAGER, "--threads", "1", *limits).wait_ready()
     body = json.dumps({"inputs": [[0.5] * 8] * 1024}).encode()
     for is_chunked in (False, True):
         assert talk(server.port, request("/predict", body, is_chunked=is_chunked)).startswith(b"HTTP/1.1 200")
     assert server.stop() == 0
 
 
-def deep(model: Path) -> Path:
-    """Give a model so many blocks that a batch of 1024 rows takes a good part of a second."""
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"depth": 4000}))
-    return model
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["usual", "chunked"])
+def test_what_nobody_waits_for_any_more_is_not_computed(start: Start, slow_model: Path, is_chunked: bool) -> None:
+    server = start("--model", str(slow_model), *EAGER, "--threads", "1").wait_ready()
+    long = json.dumps({"inputs": [[0.5] * 8] * 1024}).encode()
+    short = json.dumps({"inputs": [[0.5] * 8] * 3}).encode()
+    replies: list[bytes] = []
+    first = threading.Thread(target=lambda: replies.append(talk(server.port, request("/predict", long, CLOSE))))
+    first.start()
+    server.wait_until(lambda: server.accepted() == 1)
+    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+        leaving.sendall(request("/predict", short, is_chunked=is_chunked))
+        server.wait_until(lambda: server.accepted() == 2)
+    server.wait_until(lambda: server.metric("mlp_abandoned_total") == 1)
+    status, reply = parsed(talk(server.port, request("/predict", short, CLOSE)))
+    first.join()
+    assert (status, reply["timing"]["batch_rows"]) == (200, 3)
+    assert replies[0].startswith(b"HTTP/1.1 200")
+    assert server.stop() == 0

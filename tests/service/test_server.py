@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import stat
@@ -18,7 +19,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.running_server import ROOT, START_LIMIT_S, RunningServer, Start, descendants, free_port, is_alive
+from tests.service.running_server import (
+    ROOT,
+    START_LIMIT_S,
+    RunningServer,
+    Start,
+    descendants,
+    free_port,
+    is_alive,
+    title,
+)
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -29,40 +39,6 @@ def listens(port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5):
         return True
     return False
-
-
-def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_text()
-
-
-def process(server: RunningServer, role: str) -> int:
-    """The one process of the server whose title names the role."""
-    (pid,) = [
-        pid for pid in descendants(server.process.pid) if command_line(pid).startswith(f"fused-mlp-server: {role}")
-    ]
-    return pid
-
-
-def slow(model: Path, depth: int = 1500) -> Path:
-    """Make a model so deep that a full batch takes a while."""
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"depth": depth}))
-    return model
-
-
-def is_computing(pid: int) -> bool:
-    """Whether a process has computed for longer than a worker looks around before it sleeps."""
-    for _ in range(5):
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "R":
-            return False
-        time.sleep(0.01)
-    return True
-
-
-def connections(port: int) -> int:
-    """Count the connections that a local port has taken. Source: https://docs.kernel.org/networking/proc_net_tcp.html."""
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
 def refused(*arguments: str) -> str:
@@ -93,6 +69,7 @@ def test_the_screen_tells_what_is_served_and_how_to_try_it(server: RunningServer
         assert re.search(pattern, screen), f"{pattern} in\n{screen}"
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_the_curl_line_on_the_screen_works(server: RunningServer) -> None:
     (line,) = re.findall(r"^try +(curl .*)$", server.output, re.MULTILINE)
     done = subprocess.run(["bash", "-c", f"{line} -s"], capture_output=True, text=True, check=True)
@@ -184,15 +161,15 @@ def test_sigterm_under_load_answers_every_accepted_request(start: Start, tiny_mo
 
 def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
-    os.kill(process(server, "worker"), signal.SIGKILL)
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
     server.wait_until(lambda: server.answers("/v2/health/ready", 503))
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
     assert server.stop() == 0
 
 
-def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(slow(tiny_model, depth=4000)), *EAGER, "--threads", "1").wait_ready()
+def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(start: Start, slow_model: Path) -> None:
+    server = start("--model", str(slow_model), *EAGER, "--threads", "1").wait_ready()
     replies: list[httpx.Response] = []
 
     def ask() -> None:
@@ -201,8 +178,8 @@ def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(s
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
         thread.start()
-    worker = process(server, "worker")
-    server.wait_until(lambda: connections(server.port) == 4 and is_computing(worker))
+    worker = server.pid_of("worker")
+    server.wait_until(lambda: server.accepted() == 4)
     os.kill(worker, signal.SIGKILL)
     for thread in threads:
         thread.join()
@@ -214,9 +191,9 @@ def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(s
     assert server.stop() == 0
 
 
-def test_a_batch_that_outlasts_the_drain_is_answered_too_and_ends_nothing_late(start: Start, tiny_model: Path) -> None:
+def test_a_batch_that_outlasts_the_drain_is_answered_too_and_ends_nothing_late(start: Start, slow_model: Path) -> None:
     roomy = ("--max-queue-rows", str(24 * 1024))  # so that all of them are accepted, and only the drain refuses
-    server = start("--model", str(slow(tiny_model, depth=4000)), *EAGER, "--threads", "1", *roomy).wait_ready()
+    server = start("--model", str(slow_model), *EAGER, "--threads", "1", *roomy).wait_ready()
     replies: list[httpx.Response] = []
 
     def ask() -> None:
@@ -225,8 +202,7 @@ def test_a_batch_that_outlasts_the_drain_is_answered_too_and_ends_nothing_late(s
     threads = [threading.Thread(target=ask) for _ in range(24)]
     for thread in threads:
         thread.start()
-    worker = process(server, "worker")
-    server.wait_until(lambda: connections(server.port) == 24 and is_computing(worker))
+    server.wait_until(lambda: server.accepted() == 24)
     processes = descendants(server.process.pid)
     assert server.stop() == 0
     for thread in threads:
@@ -244,7 +220,7 @@ def test_nothing_is_left_when_the_parent_is_killed(start: Start, tiny_model: Pat
     server.wait_exit()
     limit = time.monotonic() + START_LIMIT_S
     while [pid for pid in processes if is_alive(pid)] or listens(server.port):
-        assert time.monotonic() < limit, [command_line(pid) for pid in processes if is_alive(pid)]
+        assert time.monotonic() < limit, [title(pid) for pid in processes if is_alive(pid)]
         time.sleep(0.05)
 
 
@@ -252,7 +228,7 @@ def test_a_worker_does_not_come_back_with_another_model(start: Start, tiny_model
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
     config = json.loads((tiny_model / "config.json").read_text())
     (tiny_model / "config.json").write_text(json.dumps(config | {"init": {"seed": 1}}))
-    os.kill(process(server, "worker"), signal.SIGKILL)
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
     server.wait_until(lambda: "changed since the server started" in server.output)
     assert httpx.post(server.url + "/predict", json={"inputs": [0.5] * 8}).json()["code"] == "not_ready"
     assert server.stop() == 0
@@ -288,7 +264,7 @@ def test_weights_that_are_no_numbers_are_a_start_that_could_not_be_made(start: S
 
 def test_an_http_process_that_dies_ends_the_server_with_its_reason(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
-    os.kill(process(server, "http"), signal.SIGKILL)
+    os.kill(server.pid_of("http"), signal.SIGKILL)
     assert server.wait_exit() == 1
     assert "error: an HTTP process ended unexpectedly" in server.output
 

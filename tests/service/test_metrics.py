@@ -1,0 +1,128 @@
+import os
+import signal
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.errors import STATUS
+from service.metrics import SECONDS, Metrics
+from tests.service.running_server import Start
+
+BACKENDS = ("eager", "fused")
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return samples(text).get((name, tuple(sorted(labels.items()))), 0.0)
+
+
+def scraped(metrics: Metrics) -> str:
+    return metrics.text().decode()
+
+
+def test_every_metric_is_there_before_anything_happened() -> None:
+    names = {name for name, _ in samples(scraped(Metrics(BACKENDS, 2)))}
+    assert {
+        "mlp_requests_total",
+        "mlp_request_seconds_bucket",
+        "mlp_queue_seconds_sum",
+        "mlp_compute_seconds_count",
+        "mlp_batch_rows_bucket",
+        "mlp_queue_rows",
+        "mlp_inflight_requests",
+        "mlp_rejected_total",
+        "mlp_worker_restarts_total",
+    } <= names
+
+
+@given(seconds=st.lists(st.floats(0, 100), max_size=20))
+def test_a_histogram_counts_each_value_once_and_sums_it(seconds: list[float]) -> None:
+    metrics = Metrics(BACKENDS, 1)
+    for each in seconds:
+        metrics.answered("fused", each, 0.0, 0.0, 1)
+    text = scraped(metrics)
+    for bound in SECONDS:
+        expected = sum(each <= bound for each in seconds)
+        assert value(text, "mlp_request_seconds_bucket", backend="fused", le=f"{bound:g}") == expected
+    assert value(text, "mlp_request_seconds_bucket", backend="fused", le="+Inf") == len(seconds)
+    assert value(text, "mlp_request_seconds_count", backend="fused") == len(seconds)
+    assert value(text, "mlp_request_seconds_sum", backend="fused") == pytest.approx(sum(seconds))
+    assert value(text, "mlp_request_seconds_count", backend="eager") == 0
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_an_error_is_counted_by_its_code_and_its_status(code: str) -> None:
+    metrics = Metrics(BACKENDS, 1)
+    metrics.refused("fused", code)
+    metrics.refused(None, code)
+    metrics.refused("turbo", code)
+    text = scraped(metrics)
+    assert value(text, "mlp_rejected_total", code=code) == 3
+    assert value(text, "mlp_requests_total", backend="fused", status=str(STATUS[code])) == 1
+    assert value(text, "mlp_requests_total", backend="none", status=str(STATUS[code])) == 2
+
+
+def test_what_forked_processes_count_is_added_up() -> None:
+    metrics = Metrics(BACKENDS, 3)
+    for process in range(3):
+        child = os.fork()
+        if child == 0:
+            metrics.claim(process)
+            for _ in range(1000):
+                metrics.answered("eager", 0.001, 0.001, 0.001, process + 1)
+            metrics.in_flight(process, 1)
+            os._exit(0)
+        os.waitpid(child, 0)
+    metrics.worker_restarted()
+    text = scraped(metrics)
+    assert value(text, "mlp_requests_total", backend="eager", status="200") == 3000
+    assert value(text, "mlp_batch_rows_sum", backend="eager") == 6000
+    assert (value(text, "mlp_queue_rows"), value(text, "mlp_inflight_requests")) == (3, 3)
+    assert value(text, "mlp_worker_restarts_total") == 1
+
+
+@pytest.mark.slow
+def test_every_scrape_is_exact_however_many_processes_answer(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager,fused", "--api-servers", "2").wait_ready()
+
+    def ask(backend: str) -> None:
+        for index in range(25):  # a connection each, so that both processes take some
+            body = {"inputs": [[0.5] * (8 if index % 5 else 7)] * 3}
+            httpx.post(f"{server.url}/predict/{backend}", json=body)
+
+    threads = [threading.Thread(target=ask, args=(backend,)) for backend in ("eager", "fused", "fused", "turbo")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(10):
+        text = httpx.get(server.url + "/metrics").text
+        assert value(text, "mlp_requests_total", backend="eager", status="200") == 20
+        assert value(text, "mlp_requests_total", backend="fused", status="200") == 40
+        assert value(text, "mlp_request_seconds_count", backend="fused") == 40
+        assert value(text, "mlp_queue_seconds_count", backend="eager") == 20
+        assert value(text, "mlp_rejected_total", code="bad_request") == 15 + 25
+        assert (value(text, "mlp_queue_rows"), value(text, "mlp_inflight_requests")) == (0, 0)
+    assert server.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_started_anew_is_counted(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
+    assert server.metric("mlp_worker_restarts_total") == 0
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
+    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.stop() == 0
