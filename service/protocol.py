@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from service.dispatch import Ticket
 from service.errors import ServiceError
 from service.inference import Inference, Operation, request_id_of
+from service.polling import Poller
 from service.reply import CLOSE, Reply
 
 HEAD = b"HTTP/1.1 "
@@ -152,6 +153,7 @@ class Protocol(HttpToolsProtocol):
     inference: ClassVar[Inference]
     keep_alive_s: ClassVar[float]
     receive_timeout_s: ClassVar[float]
+    poller: ClassVar[Poller]
 
     _head_bytes = 0
     _is_in_head = True
@@ -249,6 +251,7 @@ class Protocol(HttpToolsProtocol):
         self._is_receiving = False
         if self._exchange is not None:
             self._exchange.begin()
+            self.poller.attend()
         else:
             super().on_message_complete()
 
@@ -276,6 +279,7 @@ class Protocol(HttpToolsProtocol):
         if is_last:
             transport.close()
         self.on_response_complete()
+        self.poller.attend()
 
     def on_response_complete(self) -> None:
         """Begin the pipelined request that waits, or expect the next one."""
@@ -296,7 +300,12 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(inference: Inference, keep_alive_s: float, receive_timeout_s: float) -> type[Protocol]:
+def protocol(inference: Inference, keep_alive_s: float, receive_timeout_s: float, spin_us: int) -> type[Protocol]:
     """Return the protocol of one server; uvicorn makes an instance a connection of what it is given."""
-    members = {"inference": inference, "keep_alive_s": keep_alive_s, "receive_timeout_s": receive_timeout_s}
+    members = {
+        "inference": inference,
+        "keep_alive_s": keep_alive_s,
+        "receive_timeout_s": receive_timeout_s,
+        "poller": Poller(spin_us),
+    }
     return type("BoundProtocol", (Protocol,), members)

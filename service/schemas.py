@@ -208,9 +208,10 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         BadRequestError: no list, empty, ragged, of another width, or with an entry that is no number or beyond float32.
         TooLargeError: more than `max_rows` rows.
     """
-    rows = _usual_rows(inputs, width, max_rows)
+    is_flat = type(inputs) is list and len(inputs) == width and type(inputs[0]) in NUMBERS
+    rows = _usual_rows([inputs] if is_flat else inputs, width, max_rows)
     if rows is not None:
-        return rows, (len(rows),)
+        return rows, () if is_flat else (len(rows),)
     shape = _apparent_shape(inputs, width, max_rows, field)
     level: list[Any] = [inputs]
     for size in shape:
@@ -321,6 +322,6 @@ def require_finite(outputs: Rows) -> None:
 def labels_of(outputs: Rows, labels: tuple[str, ...], shape: tuple[int, ...]) -> Any:
     """Return each row's label, that of its largest output, nested as the request was; a flat row gives one."""
     found = [labels[index] for index in outputs.argmax(axis=-1).tolist()]
-    if len(shape) == 1:
-        return found
+    if len(shape) <= 1:
+        return found if shape else found[0]
     return np.array(found, dtype=object).reshape(shape).tolist()

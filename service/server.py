@@ -50,6 +50,7 @@ class Server:
             backends=settings.backends,
             default_backend=settings.default_backend,
             max_batch_rows=settings.max_batch_rows,
+            spin_us=settings.spin_us,
             socket_directory=directory,
         )
         api = EngineAPI(plan)
@@ -112,7 +113,7 @@ class Server:
                 server_header=False,
                 proxy_headers=False,
                 loop="uvloop",
-                http=protocol(self.inference, settings.keep_alive_s, settings.receive_timeout_s),
+                http=protocol(self.inference, settings.keep_alive_s, settings.receive_timeout_s, settings.spin_us),
                 ws="none",
             )
         except Exception as error:

@@ -90,6 +90,9 @@ class Settings(BaseSettings):
         None, ge=1, validate_default=True, description="CPU threads of each worker; unset: cores divided by workers"
     )
     api_servers: int = Field(1, ge=1, le=64, description="HTTP processes")
+    spin_us: int = Field(
+        200, ge=0, le=10_000, description="how long a process looks for more work before it sleeps; 0 spares CPU time"
+    )
     api_key: SecretStr | None = Field(
         None,
         min_length=1,

@@ -30,7 +30,6 @@ from service.watch import START_FAILED, unblock_signals
 from service.wire import Decoder, Frame, Kind, header
 
 RECEIVE_BYTES = 1 << 20
-SPIN_NS = 300_000  # a caller's next request is often here by then, and a core that slept takes 100 us to be quick again
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +43,7 @@ class WorkerPlan:
     backends: tuple[str, ...]
     default_backend: str
     max_batch_rows: int
+    spin_us: int
     socket_directory: Path
 
     def socket(self, worker_id: int) -> Path:
@@ -125,7 +125,9 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
             "backends": {name: asdict(status) for name, status in engine.backends.items()},
         }
         with listen(plan.socket(worker_id)) as listener:
-            WorkerServer(listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello)).run()
+            WorkerServer(
+                listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello), plan.spin_us
+            ).run()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
         sys.stderr.flush()
@@ -172,8 +174,10 @@ class WorkerServer:
         backends: tuple[str, ...],
         max_batch_rows: int,
         hello: bytes,
+        spin_us: int = 0,
     ) -> None:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
+        self._spin_ns = spin_us * 1000
         self._listener = listener
         self._run = run
         self._backends = backends
@@ -208,7 +212,7 @@ class WorkerServer:
         ready = self._selector.select(0)
         if ready or len(self._batcher):
             return ready
-        limit_ns = time.monotonic_ns() + SPIN_NS
+        limit_ns = time.monotonic_ns() + self._spin_ns
         while not ready and time.monotonic_ns() < limit_ns:
             os.sched_yield()
             ready = self._selector.select(0)
