@@ -13,7 +13,7 @@ from kernels.interpreter import INTERPRETED
 from kernels.linear import linear, linear_torch
 from kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from kernels.norm_cpu import RMSNormCPU
-from kernels.numerics import disagreement
+from kernels.numerics import chain, disagreement
 from kernels.onednn import PackedLinear
 from kernels.progress import Progress
 
@@ -97,7 +97,8 @@ def _check(
         exact = case.reference(*(None if each is None else each.cpu().double() for each in case.operands))
         eager, fused = case.reference(*case.operands), case.fused(*case.operands)
         # oneDNN sums float32 products in one chain over K; MKL, which is eager's, sums in blocks.
-        problem = disagreement(fused.cpu(), eager.cpu(), exact, shape[1] if implementation == "onednn" else 1)
+        roundings = chain(shape[1]) if implementation == "onednn" else 1.0
+        problem = disagreement(fused.cpu(), eager.cpu(), exact, roundings)
         yield Check(case.op, implementation, dtype, shape, problem)
 
 

@@ -6,18 +6,18 @@ from torch import Tensor
 FLOAT32_ROUNDING = torch.finfo(torch.float32).eps
 
 
-def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, chained_terms: int = 1) -> str | None:
+def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, roundings: float = 1.0) -> str | None:
     """Apply ``|fused - exact| <= 2 |eager - exact| + tiny``, once by the largest and once by the rms error.
 
-    ``tiny`` is one float32 rounding of the largest (or rms) exact value, more for chains: sums are float32, and where
-    there is little to sum the two sides differ by the order of summation alone.
+    ``tiny`` is one float32 rounding of the largest (or rms) exact value, or as many as `roundings` says: sums are
+    float32, and where there is little to sum the two sides differ by the order of summation alone.
 
     Args:
         fused: result under test, any shape, any floating dtype.
         eager: the same computed by PyTorch's own operators; shape and dtype of `fused`.
         exact: the same computed in float64 from the same (rounded) inputs; finite.
-        chained_terms: how many terms `fused` is known to sum one after the other where eager may sum in blocks: the
-            error of a float32 chain of n terms grows as ``sqrt(n)`` half-roundings, and ``tiny`` with it.
+        roundings: how many float32 roundings the two sides may be apart for reasons of order alone: see `chain` for a
+            long sum; a whole model has one for each of its products.
 
     Returns:
         None where the rule holds, else one sentence with both errors. NaN in `fused` never passes.
@@ -27,8 +27,7 @@ def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, chained_terms: int
         TypeError: `exact` is not float64.
 
     Source: the bound of quack's tests, https://github.com/Dao-AILab/quack, against float64 and with an rms error beside
-    the largest: the largest shows one wrong element, the rms a small error in all of them. Chains: Higham and Mary
-    2019, https://doi.org/10.1137/18M1226312.
+    the largest: the largest shows one wrong element, the rms a small error in all of them.
     """
     if exact.dtype != torch.float64:
         raise TypeError(f"disagreement: exact must be float64, got {exact.dtype}")
@@ -41,12 +40,21 @@ def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, chained_terms: int
     if exact.numel() == 0:
         return None
     fused_error, eager_error = fused.double() - exact, eager.double() - exact
-    tiny = FLOAT32_ROUNDING * max(1.0, chained_terms**0.5 / 2)
+    tiny = FLOAT32_ROUNDING * roundings
     for name, measure in (("largest", _largest), ("rms", _rms)):
         got, allowed = measure(fused_error), 2 * measure(eager_error) + tiny * measure(exact)
         if not got <= allowed:  # so written, NaN fails
             return f"{name} error {got:.3e} exceeds {allowed:.3e}; eager's is {measure(eager_error):.3e}"
     return None
+
+
+def chain(terms: int) -> float:
+    """Return the roundings that a float32 sum of `terms`, one after the other, may be apart from one in blocks.
+
+    Source: Higham and Mary 2019, https://doi.org/10.1137/18M1226312: the error of a chain grows as ``sqrt(n)`` half
+    roundings.
+    """
+    return max(1.0, terms**0.5 / 2)
 
 
 def _largest(values: Tensor) -> float:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from kernels.numerics import disagreement
+from kernels.numerics import chain, disagreement
 
 
 @pytest.fixture
@@ -54,5 +54,5 @@ def test_a_longer_chain_of_sums_is_allowed_more(exact: torch.Tensor) -> None:
     fused = exact.float()
     fused[3, 5] += 2e-6
     assert disagreement(fused, exact.float(), exact) is not None
-    assert disagreement(fused, exact.float(), exact, chained_terms=4) is not None
-    assert disagreement(fused, exact.float(), exact, chained_terms=4096) is None
+    assert disagreement(fused, exact.float(), exact, roundings=chain(4)) is not None
+    assert disagreement(fused, exact.float(), exact, roundings=chain(4096)) is None

@@ -9,7 +9,7 @@ from kernels.activation import ACTIVATIONS, gated_activation, gated_activation_t
 from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.linear import linear, linear_torch
 from kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
-from kernels.numerics import disagreement
+from kernels.numerics import chain, disagreement
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -74,7 +74,8 @@ def test_gated_linear(
     result = gated_linear(*operands, *biases, activation=activation)
     exact = gated_linear_torch(*(each.double() for each in (x, gate, up, *biases)), activation=activation)
     assert (
-        disagreement(result, gated_linear_torch(x, gate, up, *biases, activation=activation), exact, 4 * width) is None
+        disagreement(result, gated_linear_torch(x, gate, up, *biases, activation=activation), exact, chain(4 * width))
+        is None
     )
 
 
@@ -103,7 +104,7 @@ def test_linear(
     exact_residual = None if residual is None else residual.double()
     exact = linear_torch(x.double(), weight.double(), bias.double(), activation=activation, residual=exact_residual)
     eager = linear_torch(x, weight, bias, activation=activation, residual=residual)
-    assert disagreement(result, eager, exact, 4 * width) is None
+    assert disagreement(result, eager, exact, chain(4 * width)) is None
 
 
 @few

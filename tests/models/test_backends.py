@@ -1,6 +1,5 @@
 """The table of backends, and what runs on a GPU."""
 
-import copy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from models.backends.fused import FusedOnCPU
 from models.backends.fused_cuda import FusedOnCUDA
 from models.config import ModelConfig
 from models.engine import load_engine
+from tests.models.test_numerics import faults
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -49,12 +49,6 @@ def test_every_backend_runs_on_a_gpu(
     engine.warm_up(16)
     assert [engine.backends[name].state for name in NAMES] == ["ready", "ready", "ready"]
     assert engine.backends["fused"].note is None  # captured
-    exact_model = copy.deepcopy(engine._backends["eager"].model).double()
-    for count in (1, 3, 16, 17, 40):  # past the largest bucket, in parts
-        rows = torch.randn(count, 57, device="cuda").to(engine.dtype)
-        with torch.inference_mode():
-            exact = exact_model(rows.double())
-        eager = engine.run(rows, "eager").double()
-        bound = 2 * (eager - exact).abs().max() + 6 * torch.finfo(torch.float32).eps * exact.abs().max()
-        for name in ("compiled", "fused"):
-            assert (engine.run(rows, name).double() - exact).abs().max() <= bound
+    rows = dict.fromkeys((1, 3, 16, 17, 40), 1)  # past the largest bucket, in parts
+    for name in ("compiled", "fused"):
+        assert faults(engine, name, rows) == []
