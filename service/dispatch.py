@@ -32,6 +32,7 @@ from service.wire import Decoder, Frame, Kind, header
 
 PREFERENCE = ("fused", "compiled", "eager")
 RECONNECT_INTERVAL_S = 0.05
+FRAMES_PER_WRITE = 8  # the worker starts on the first of many while the rest are still being read
 NEVER_NS = 1 << 63
 NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
 log = logging.getLogger(__name__)
@@ -133,6 +134,8 @@ class WorkerLink(asyncio.Protocol):
             self._is_flush_due = True
             self._write()
             self._loop.call_soon(self._flush)
+        elif len(self._outgoing) >= 2 * FRAMES_PER_WRITE:
+            self._write()
 
     def _flush(self) -> None:
         self._is_flush_due = False

@@ -42,6 +42,9 @@ class Backend(ABC):
     implementation: ClassVar[str]
     """What a reply names as having run."""
 
+    is_thread_count_free: ClassVar[bool] = True
+    """Whether a call may have another count of CPU threads than the one before; compiled code is bound to one."""
+
     def __init__(self, model: MLP, config: ModelConfig) -> None:
         self.model = model
         self.config = config

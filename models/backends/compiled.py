@@ -35,6 +35,7 @@ class CompiledOnCPU(Backend):
     """
 
     implementation = "inductor"
+    is_thread_count_free = False
 
     def __init__(self, model: MLP, config: ModelConfig) -> None:
         super().__init__(model, config)
@@ -67,6 +68,7 @@ class CompiledOnCUDA(Bucketed):
     """
 
     implementation = "inductor"
+    is_thread_count_free = False
 
     @classmethod
     def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003

@@ -13,7 +13,7 @@ from models import backends as contract
 from models.backends import Backend, row_counts
 from models.backends.eager import Eager
 from models.config import ModelConfig
-from models.engine import BackendStatus, Engine, load_engine, sentence
+from models.engine import SMALL_FLOPS, BackendStatus, Engine, load_engine, sentence
 from models.errors import BackendError, BackendUnavailableError, ConfigError, InputError, UnknownBackendError
 
 Configs = Callable[..., ModelConfig]
@@ -260,14 +260,28 @@ def test_a_status_cannot_be_changed_from_outside(engine: Engine) -> None:
         engine.backends["eager"] = BackendStatus(None, "ready")  # type: ignore[index]
 
 
-def test_each_engine_runs_with_its_own_thread_count(directory: Path) -> None:
+def test_each_engine_runs_with_its_own_thread_count_and_small_work_with_one(directory: Path) -> None:
     before = torch.get_num_threads()
     try:
         one, two = load_engine(directory, threads=1), load_engine(directory, threads=2)
         assert (one.threads, two.threads) == (1, 2)
-        for engine in (one, two, one):
-            engine.run(torch.zeros(1, 5), "eager")
-            assert torch.get_num_threads() == engine.threads
+        large = SMALL_FLOPS // two.config.flops_per_row + 1
+        for engine, rows, threads in ((one, large, 1), (two, large, 2), (one, 1, 1), (two, 1, 1), (two, large, 2)):
+            engine.run(torch.zeros(rows, 5), "eager")
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_compiled_code_keeps_its_thread_count_at_every_size(directory: Path) -> None:
+    before = torch.get_num_threads()
+    try:
+        engine = load_engine(directory, backends=("eager", "compiled"), threads=2)
+        for rows in (1, 64, 1):
+            engine.run(torch.zeros(rows, 5), "eager")
+            engine.run(torch.zeros(rows, 5), "compiled")
+            assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
 
