@@ -1,4 +1,4 @@
-"""From an admitted request to its result: admission, the least-loaded worker, a future per request.
+"""From an admitted request to its outcome: admission, the least-loaded worker, a callback per request.
 
 Runs on the event loop of one API process and owns that process's connections to the workers.
 """
@@ -50,7 +50,7 @@ class Result(NamedTuple):
 
 
 Deliver = Callable[[Result | Exception], None]
-"""Takes a request's outcome, once, on the event loop; it must not raise."""
+"""Takes a request's outcome, once, on the event loop."""
 
 
 @dataclass(slots=True)
@@ -101,10 +101,10 @@ class WorkerLink(asyncio.Protocol):
         accepted_ns = time.monotonic_ns()
         deadline_ns = accepted_ns + int(timeout_s * 1e9)
         count = len(rows)
+        frame = Frame(Kind.INFER, request_id, rows.data.cast("B"), backend, count, accepted_ns, deadline_ns)
+        self._send(frame)
         self._pending[request_id] = _Pending(deliver, count, deadline_ns, timeout_s)
         self.rows += count
-        payload = rows.data.cast("B")
-        self._send(Frame(Kind.INFER, request_id, payload, backend, count, accepted_ns, deadline_ns))
         if deadline_ns < self._alarm_ns:
             self._set_alarm(deadline_ns)
         self._on_load()
@@ -126,7 +126,7 @@ class WorkerLink(asyncio.Protocol):
     def fail_all(self, error: Exception) -> None:
         """Answer everything in flight with an error; late results are dropped on arrival."""
         for pending in self._pending.values():
-            deliver(pending, error)
+            settle(pending, error)
 
     def _send(self, frame: Frame) -> None:
         self._outgoing += (header(frame), frame.payload)  # type: ignore[arg-type]
@@ -161,7 +161,7 @@ class WorkerLink(asyncio.Protocol):
         for pending in self._pending.values():
             if pending.deliver is not None and pending.deadline_ns <= now_ns:
                 late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
-                deliver(pending, DeadlineExceededError(late))
+                settle(pending, DeadlineExceededError(late))
         nearest = min((each.deadline_ns for each in self._pending.values() if each.deliver is not None), default=None)
         if nearest is not None:
             self._set_alarm(nearest)
@@ -176,11 +176,12 @@ class WorkerLink(asyncio.Protocol):
                 self._on_change()
                 continue
             pending = self._pending.pop(frame.request_id, None)
-            if pending is None:  # a CANCEL that crossed with its result
+            if pending is None:
+                log.error("%s: a result for a request that is not in flight", self.name)
                 continue
             self.rows -= pending.rows
             if pending.deliver is not None:
-                deliver(pending, self._outcome(frame))
+                settle(pending, self._outcome(frame))
         self._on_load()
 
     def _outcome(self, frame: Frame) -> Result | Exception:
@@ -203,13 +204,13 @@ class WorkerLink(asyncio.Protocol):
         self._on_change()
         pending, self._pending = self._pending, {}
         self.rows = 0
-        for each in pending.values():
-            deliver(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
-        self._on_load()
-        if self._alarm is not None:
-            self._alarm.cancel()
         if not self.lost.done():
             self.lost.set_result(None)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        for each in pending.values():
+            settle(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
+        self._on_load()
         if pending:
             log.error("%s: connection lost with %d requests in flight: %s", self.name, len(pending), exc or "closed")
 
@@ -219,11 +220,14 @@ class WorkerLink(asyncio.Protocol):
             self._transport.close()
 
 
-def deliver(pending: _Pending, outcome: Result | Exception) -> None:
-    """Hand an outcome to whoever waits for it, unless that has happened."""
+def settle(pending: _Pending, outcome: Result | Exception) -> None:
+    """Hand an outcome to whoever waits for it, unless that has happened; one that fails at it harms no other."""
     if pending.deliver is not None:
-        waiting, pending.deliver = pending.deliver, None
-        waiting(outcome)
+        deliver, pending.deliver = pending.deliver, None
+        try:
+            deliver(outcome)
+        except Exception:
+            log.exception("an outcome could not be delivered")
 
 
 class Ticket(NamedTuple):

@@ -202,7 +202,7 @@ class Inference:
             body: whole, as it came.
             request_id: for the log.
             started_ns: when the request began, on the monotonic clock.
-            send: takes the reply; must not raise.
+            send: takes the reply.
 
         Returns:
             What abandons the request; None where it was refused.

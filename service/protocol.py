@@ -6,6 +6,7 @@ HTTP have our form.
 """
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Mapping
@@ -15,12 +16,12 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.dispatch import Ticket
-from service.errors import ServiceError
+from service.errors import DrainingError, ServiceError
 from service.inference import Inference, Operation, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply
 
-HEAD = b"HTTP/1.1 "
+STATUS_LINE_START = b"HTTP/1.1 "
 MAX_HEAD_BYTES = 64 << 10
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
@@ -29,6 +30,7 @@ UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 )
+log = logging.getLogger(__name__)
 
 
 class JoiningTransport:
@@ -48,7 +50,7 @@ class JoiningTransport:
             return
         if self._head:
             data, self._head = self._head + data, b""
-        elif data.startswith(HEAD) and data.endswith(b"\r\n\r\n"):
+        elif data.startswith(STATUS_LINE_START) and data.endswith(b"\r\n\r\n"):
             self._head = data
             self._loop.call_soon(self.flush)
             return
@@ -85,6 +87,7 @@ class Exchange:
         "_operation",
         "_parts",
         "_protocol",
+        "_refusal",
         "_request_id",
         "_started_ns",
         "_ticket",
@@ -107,6 +110,12 @@ class Exchange:
         self.keep_alive = protocol.parser.should_keep_alive()
         self.more_body = True
         self.response_complete = False
+        self._refusal: Exception | None = None
+        try:
+            protocol.inference.require_key(headers)
+            operation.check(headers)
+        except ServiceError as error:
+            self._refusal = error
 
     @property
     def disconnected(self) -> bool:
@@ -120,24 +129,28 @@ class Exchange:
             self._ticket.abandon()
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the body."""
-        self._parts.append(data)
+        """Take a part of the body; that of a request which is refused by its head is dropped."""
+        if self._refusal is None:
+            self._parts.append(data)
 
     def begin(self) -> None:
         """Act on the request, now that it is whole."""
+        if self.response_complete:
+            return
         self.more_body = False
-        inference = self._protocol.inference
-        try:
-            inference.require_key(self._headers)
-            self._operation.check(self._headers)
-        except ServiceError as error:
-            self.send(inference.refuse(error, self._request_id))
+        if self._refusal is not None:
+            self.refuse(self._refusal)
             return
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
-        self._ticket = inference.start(
+        self._ticket = self._protocol.inference.start(
             self._operation, self._headers, body, self._request_id, self._started_ns, self.send
         )
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error, whether the request is whole or not."""
+        self.keep_alive = self.keep_alive and not self.more_body
+        self.send(self._protocol.inference.refuse(error, self._request_id))
 
     def send(self, reply: Reply) -> None:
         """Write the reply and end the exchange."""
@@ -162,36 +175,45 @@ class Protocol(HttpToolsProtocol):
     _received_bytes = 0
     _exchange: Exchange | None = None  # the request that is being received, where it is a usual one
     _raw: asyncio.Transport
-    _timer: asyncio.TimerHandle
+    _joining: JoiningTransport
+    _timer: asyncio.TimerHandle | None = None
+    _unsent_bytes = 0
+    _unsent_since_s = 0.0
     _rendered: ClassVar[tuple[list[tuple[bytes, bytes]], bytes]] = ([], b"")
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Put the joining transport in front of the real one, and start to watch the time."""
         self._raw = transport
-        super().connection_made(cast("asyncio.Transport", JoiningTransport(transport, self.loop)))
+        self._joining = JoiningTransport(transport, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._joining))
         self._since_s = self.loop.time()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop watching."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
         """Close what has been quiet, or too slow, for too long; one timer a connection looks every few seconds."""
-        if self._raw.is_closing():
-            return
+        self._timer = self.loop.call_later(min(WATCH_S, self.keep_alive_s, self.receive_timeout_s), self._watch)
         now_s = self.loop.time()
+        unsent_bytes = self._raw.get_write_buffer_size()
+        if unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since_s = unsent_bytes, now_s
         is_busy = self.cycle is not None and not self.cycle.response_complete
-        if self._is_receiving and (not is_busy or self.cycle.more_body):
+        if unsent_bytes:
+            if now_s >= self._unsent_since_s + self.keep_alive_s:  # a client that does not read its reply
+                self._raw.abort()
+        elif self._raw.is_closing() or self.flow.read_paused:  # what is late then is not late by the client's doing
+            return
+        elif self._is_receiving and (not is_busy or self.cycle.more_body):
             allowed_s = self.receive_timeout_s + self._received_bytes / SLOWEST_BYTES_PER_S
             if now_s >= self._since_s + allowed_s:
                 self.send_400_response(f"not whole after {now_s - self._since_s:.0f} s")
-                return
         elif not is_busy and now_s >= self._since_s + self.keep_alive_s:
             self._raw.close()
-            return
-        self._timer = self.loop.call_later(min(WATCH_S, self.keep_alive_s, self.receive_timeout_s), self._watch)
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless a request's line and headers are longer than any that is meant."""
@@ -218,6 +240,9 @@ class Protocol(HttpToolsProtocol):
         """Take the usual inference request; start counting anew with the next one."""
         self._is_in_head = False
         self._head_bytes = 0
+        if self.parser.should_upgrade():  # one that data_received did not see whole; the parser drops the body for it
+            self.send_400_response("without an Upgrade header that comes in pieces or behind another request")
+            return
         operation = self.inference.targets.get(self.url)
         if operation is not None and self.parser.get_method() == b"POST":
             headers = dict(self.headers)
@@ -230,8 +255,8 @@ class Protocol(HttpToolsProtocol):
 
     def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
         return (
-            int(headers.get(b"content-length", b"-1")) <= self.inference.options.max_body_bytes
-            and b"content-length" in headers
+            b"content-length" in headers
+            and int(headers[b"content-length"]) <= self.inference.options.max_body_bytes
             and not self.expect_100_continue
             and (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
@@ -250,7 +275,11 @@ class Protocol(HttpToolsProtocol):
         self._is_in_head = True
         self._is_receiving = False
         if self._exchange is not None:
-            self._exchange.begin()
+            try:
+                self._exchange.begin()
+            except Exception:  # the parser would call it the client's fault
+                log.exception("a request could not be answered")
+                self._raw.abort()
             self.poller.attend()
         else:
             super().on_message_complete()
@@ -260,6 +289,7 @@ class Protocol(HttpToolsProtocol):
         transport = self._raw
         if transport.is_closing():
             return
+        self._joining.flush()
         defaults = self.server_state.default_headers
         if defaults is not Protocol._rendered[0]:  # uvicorn makes a new list each second, for the date
             Protocol._rendered = (defaults, b"".join(b"%b: %b\r\n" % header for header in defaults))
@@ -287,10 +317,22 @@ class Protocol(HttpToolsProtocol):
         if self._raw.is_closing():
             return
         self.flow.resume_reading()
+        self._since_s = self.loop.time()  # of the next request, or of what is left of it
+        self._received_bytes = 0
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
-        elif not self._is_receiving:
-            self._since_s = self.loop.time()
+
+    def shutdown(self) -> None:
+        """End the connection, now or after the reply; a request that has not arrived whole is not waited for."""
+        if self._exchange is not None and self._exchange.more_body:
+            self._exchange.refuse(DrainingError("the server is stopping; send the request to another one"))
+        elif self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
+            self._raw.close()
+        else:
+            super().shutdown()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Say nothing: the reply does."""
 
     def send_400_response(self, msg: str) -> None:
         """Answer and close the connection."""

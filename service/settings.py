@@ -83,7 +83,10 @@ class Settings(BaseSettings):
         description="longest a request may take to arrive, plus a second for each 32 KiB of it",
     )
     keep_alive_s: float = Field(
-        75.0, gt=0, le=3600, description="how long a connection may stay open without a request"
+        75.0,
+        gt=0,
+        le=3600,
+        description="how long a connection may stay open without a request, or without reading its reply",
     )
     workers: int = Field(1, ge=1, le=256, description="worker processes; on cuda, per device")
     threads: int | None = Field(

@@ -272,13 +272,15 @@ class WorkerServer:
 
     def _compute(self, batch: list[Waiting[Client]]) -> None:
         try:
-            self._send_results(batch, *self._timed_run(batch))
+            result = self._timed_run(batch)
         except Exception as error:
             if len(batch) == 1:
                 self._send_error(batch[0], error)
                 return
             for request in batch:  # so that the request at fault fails alone
                 self._compute([request])
+        else:
+            self._send_results(batch, *result)
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch

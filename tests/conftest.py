@@ -27,7 +27,7 @@ def starter(directory: Path) -> Iterator[Start]:
 
     yield start
     for server in servers:
-        server.kill()
+        server.end()
 
 
 @pytest.fixture
@@ -72,12 +72,3 @@ def tiny_model(tmp_path: Path) -> Path:
     }
     (directory / "config.json").write_text(json.dumps(config))
     return directory
-
-
-@pytest.fixture
-def slow_model(tiny_model: Path) -> Path:
-    """One whose full batch of 1024 rows, each of 8 numbers, computes for a second or so on one thread."""
-    path = tiny_model / "config.json"
-    sizes = {"in_features": 8, "out_features": 8, "dim": 1024, "hidden": 4096, "depth": 6}
-    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
-    return tiny_model

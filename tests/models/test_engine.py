@@ -274,6 +274,7 @@ def test_each_engine_runs_with_its_own_thread_count_and_small_work_with_one(dire
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")  # the compiler's own
 def test_compiled_code_keeps_its_thread_count_at_every_size(directory: Path) -> None:
     before = torch.get_num_threads()
     try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -88,21 +88,28 @@ class RunningServer:
 
     def metric(self, name: str, **labels: str) -> float:
         """The value that `/metrics` shows now, the sum of all that have these labels."""
-        return sum(
-            float(sample.value)
-            for family in text_string_to_metric_families(self._metrics_text())
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
-
-    def _metrics_text(self) -> str:
-        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as reply:  # quicker than httpx to set up
-            text: str = reply.read().decode()
-            return text
+        return sum(value for found, has, value in self._samples() if found == name and labels.items() <= has.items())
 
     def accepted(self) -> float:
         """How many requests have been accepted so far, whether they are answered or not."""
-        return self.metric("mlp_inflight_requests") + self.metric("mlp_requests_total")
+        counted = ("mlp_inflight_requests", "mlp_requests_total")
+        return sum(value for found, _, value in self._samples() if found in counted)
+
+    def _samples(self) -> list[tuple[str, dict[str, str], float]]:
+        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as reply:  # quicker than httpx to set up
+            families = text_string_to_metric_families(reply.read().decode())
+            return [(each.name, each.labels, float(each.value)) for family in families for each in family.samples]
+
+    @contextlib.contextmanager
+    def stopped(self, role: str) -> Iterator[int]:
+        """Stop the one process with this role meanwhile, so that what waits for it waits for certain."""
+        pid = self.pid_of(role)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pid
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def wait_exit(self) -> int:
         return self.process.wait(timeout=60)
@@ -112,13 +119,27 @@ class RunningServer:
             self.process.send_signal(number)
         return self.wait_exit()
 
-    def kill(self) -> None:
-        """End whatever is left, after a test that failed."""
+    def end(self) -> None:
+        """Stop it in order, and whatever is left by force."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.stop()
         left = descendants(self.process.pid) | {self.process.pid}
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+
+
+def talk(port: int, *pieces: bytes) -> bytes:
+    """Send bytes over a connection of their own and return all that comes until the server closes it."""
+    reply = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            connection.sendall(piece)
+        while data := connection.recv(65536):
+            reply += data
+    return reply
 
 
 Start = Callable[..., RunningServer]

@@ -1,5 +1,4 @@
 import os
-import signal
 import threading
 from pathlib import Path
 
@@ -115,14 +114,4 @@ def test_every_scrape_is_exact_however_many_processes_answer(start: Start, tiny_
         assert value(text, "mlp_queue_seconds_count", backend="eager") == 20
         assert value(text, "mlp_rejected_total", code="bad_request") == 15 + 25
         assert (value(text, "mlp_queue_rows"), value(text, "mlp_inflight_requests")) == (0, 0)
-    assert server.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_started_anew_is_counted(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
-    assert server.metric("mlp_worker_restarts_total") == 0
-    os.kill(server.pid_of("worker"), signal.SIGKILL)
-    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
-    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     assert server.stop() == 0

@@ -1,9 +1,11 @@
 """The two doors of inference, and the time that a connection is given, over a real port."""
 
+import contextlib
 import gzip
 import json
 import socket
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,23 +13,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.service.running_server import RunningServer, Start
+from tests.service.running_server import RunningServer, Start, talk
 
 pytestmark = pytest.mark.slow  # real servers
 
 GOOD = [[float(value % 17) for value in range(64)]]
 BODY = json.dumps({"inputs": GOOD}).encode()
 EAGER = ("--backends", "eager")
-
-
-def talk(port: int, sent: bytes) -> bytes:
-    """Send bytes over a connection of their own and return all that comes until the server closes it."""
-    reply = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(sent)
-        while data := connection.recv(65536):
-            reply += data
-    return reply
 
 
 def request(
@@ -47,7 +39,7 @@ def parsed(reply: bytes) -> tuple[int, dict[str, Any]]:
 
 
 CLOSE = "connection: close"
-DOORS = {
+DOORS: dict[str, dict[str, Any]] = {
     "usual": {},
     "chunked": {"is_chunked": True},
     "query": {"target": "/predict?x=1"},
@@ -140,30 +132,84 @@ def test_a_request_that_does_not_arrive_whole_is_given_up(start: Start, tiny_mod
     assert server.stop() == 0
 
 
-def test_a_slow_answer_is_no_idle_connection(start: Start, slow_model: Path) -> None:
-    limits = ("--keep-alive-s", "0.05", "--receive-timeout-s", "0.05")
-    server = start("--model", str(slow_model), *EAGER, "--threads", "1", *limits).wait_ready()
-    body = json.dumps({"inputs": [[0.5] * 8] * 1024}).encode()
-    for is_chunked in (False, True):
-        assert talk(server.port, request("/predict", body, is_chunked=is_chunked)).startswith(b"HTTP/1.1 200")
+def test_a_slow_answer_is_no_idle_connection(start: Start, tiny_model: Path) -> None:
+    limits = ("--keep-alive-s", "0.5", "--receive-timeout-s", "0.5")
+    server = start("--model", str(tiny_model), *EAGER, *limits).wait_ready()
+    body = json.dumps({"inputs": [0.5] * 8}).encode()
+    replies: list[bytes] = []
+    with server.stopped("worker"):
+        threads = [
+            threading.Thread(target=lambda sent=sent: replies.append(talk(server.port, sent)))
+            for sent in (
+                request("/predict", body),
+                request("/predict", body, is_chunked=True),
+                request("/predict", body) + request("/predict", body)[:-5],  # read no further while the first waits
+            )
+        ]
+        for thread in threads:
+            thread.start()
+        server.wait_until(lambda: server.accepted() == 3)
+        time.sleep(2)  # for longer than either limit; nothing is asserted of it
+    for thread in threads:
+        thread.join()
+    assert [reply.startswith(b"HTTP/1.1 200") for reply in replies] == [True] * 3
     assert server.stop() == 0
 
 
 @pytest.mark.parametrize("is_chunked", [False, True], ids=["usual", "chunked"])
-def test_what_nobody_waits_for_any_more_is_not_computed(start: Start, slow_model: Path, is_chunked: bool) -> None:
-    server = start("--model", str(slow_model), *EAGER, "--threads", "1").wait_ready()
-    long = json.dumps({"inputs": [[0.5] * 8] * 1024}).encode()
-    short = json.dumps({"inputs": [[0.5] * 8] * 3}).encode()
+def test_what_nobody_waits_for_any_more_is_not_computed(start: Start, tiny_model: Path, is_chunked: bool) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    body = json.dumps({"inputs": [[0.5] * 8] * 3}).encode()
     replies: list[bytes] = []
-    first = threading.Thread(target=lambda: replies.append(talk(server.port, request("/predict", long, CLOSE))))
-    first.start()
-    server.wait_until(lambda: server.accepted() == 1)
-    with socket.create_connection(("127.0.0.1", server.port)) as leaving:
-        leaving.sendall(request("/predict", short, is_chunked=is_chunked))
+    with server.stopped("worker"):
+        with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+            leaving.sendall(request("/predict", body, is_chunked=is_chunked))
+            server.wait_until(lambda: server.accepted() == 1)
+        server.wait_until(lambda: server.metric("mlp_abandoned_total") == 1)
+        staying = threading.Thread(target=lambda: replies.append(talk(server.port, request("/predict", body, CLOSE))))
+        staying.start()
         server.wait_until(lambda: server.accepted() == 2)
-    server.wait_until(lambda: server.metric("mlp_abandoned_total") == 1)
-    status, reply = parsed(talk(server.port, request("/predict", short, CLOSE)))
-    first.join()
+    staying.join()
+    status, reply = parsed(replies[0])
     assert (status, reply["timing"]["batch_rows"]) == (200, 3)
-    assert replies[0].startswith(b"HTTP/1.1 200")
+    server.wait_until(lambda: server.metric("mlp_queue_rows") == 0)
+    assert server.stop() == 0
+
+
+def test_a_client_that_never_reads_is_let_go(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--keep-alive-s", "0.5").wait_ready()
+    many = request("/predict", json.dumps({"inputs": [[0.5] * 8] * 1024}).encode())
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with pytest.raises((ConnectionResetError, BrokenPipeError)):
+            connection.sendall(many * 1000)  # until the server gives it up
+    assert server.stop() == 0
+
+
+@pytest.mark.parametrize("is_whole", [True, False], ids=["whole", "in pieces"])
+def test_an_offer_to_upgrade_never_loses_the_body(server: RunningServer, is_whole: bool) -> None:
+    sent = request("/predict", BODY, "upgrade: h2c", "connection: upgrade, close")
+    at = sent.index(b"upgrade: h2c") + 4
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(sent if is_whole else sent[:at])
+        time.sleep(
+            0 if is_whole else 0.2
+        )  # so that the rest comes by itself; either reply below would do if it did not
+        connection.sendall(b"" if is_whole else sent[at:])
+        reply = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := connection.recv(65536):
+                reply += data
+    assert parsed(reply)[0] in ((200,) if is_whole else (200, 400))
+    assert "WebSocket" not in server.output
+
+
+def test_a_wrong_key_is_refused_by_every_door(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, MLP_API_KEY="right").wait_ready()
+    body = json.dumps({"inputs": [0.5] * 8}).encode()
+    for door in DOORS.values():
+        assert through(server.port, door, body, "x-api-key: wrong")[1]["code"] == "unauthorized"
+        assert through(server.port, door, body)[0] == 401
+        assert through(server.port, door, body, "x-api-key: right")[0] == 200
     assert server.stop() == 0

@@ -168,49 +168,66 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start
     assert server.stop() == 0
 
 
-def test_a_worker_that_dies_in_mid_batch_answers_its_requests_with_worker_lost(start: Start, slow_model: Path) -> None:
-    server = start("--model", str(slow_model), *EAGER, "--threads", "1").wait_ready()
+def ask(server: RunningServer, count: int) -> tuple[list[threading.Thread], list[httpx.Response]]:
+    """Send requests of one row side by side, and return once all of them are accepted."""
     replies: list[httpx.Response] = []
 
-    def ask() -> None:
-        replies.append(httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 1024}, timeout=60))
+    def one() -> None:
+        replies.append(httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}, timeout=60))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=one) for _ in range(count)]
     for thread in threads:
         thread.start()
-    worker = server.pid_of("worker")
-    server.wait_until(lambda: server.accepted() == 4)
-    os.kill(worker, signal.SIGKILL)
+    server.wait_until(lambda: server.accepted() == count)
+    return threads, replies
+
+
+def test_a_worker_that_dies_answers_what_it_held_with_worker_lost(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    with server.stopped("worker") as worker:
+        threads, replies = ask(server, 8)
+        os.kill(worker, signal.SIGKILL)
     for thread in threads:
         thread.join()
-    lost = [reply for reply in replies if reply.status_code != 200]  # a batch or two may have been done by then
-    assert len(replies) == 4
-    assert {(reply.status_code, reply.json()["code"], reply.headers["retry-after"]) for reply in lost} == {
-        (503, "worker_lost", "1")
-    }
+    outcomes = {(reply.status_code, reply.json()["code"], reply.headers["retry-after"]) for reply in replies}
+    assert outcomes == {(503, "worker_lost", "1")}
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.metric("mlp_worker_restarts_total") == 1
+    assert (server.metric("mlp_inflight_requests"), server.metric("mlp_queue_rows")) == (0, 0)
+    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
     assert server.stop() == 0
 
 
-def test_a_batch_that_outlasts_the_drain_is_answered_too_and_ends_nothing_late(start: Start, slow_model: Path) -> None:
-    roomy = ("--max-queue-rows", str(24 * 1024))  # so that all of them are accepted, and only the drain refuses
-    server = start("--model", str(slow_model), *EAGER, "--threads", "1", *roomy).wait_ready()
-    replies: list[httpx.Response] = []
-
-    def ask() -> None:
-        replies.append(httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 1024}, timeout=60))
-
-    threads = [threading.Thread(target=ask) for _ in range(24)]
-    for thread in threads:
-        thread.start()
-    server.wait_until(lambda: server.accepted() == 24)
-    processes = descendants(server.process.pid)
-    assert server.stop() == 0
-    for thread in threads:
-        thread.join()
-    outcomes = Counter(reply.json().get("code", "answered") for reply in replies)
-    assert set(outcomes) <= {"answered", "draining"}, outcomes
-    assert sum(outcomes.values()) == 24
+def test_what_a_stuck_worker_holds_at_the_end_is_answered_and_ends_nothing_late(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    with server.stopped("worker"):
+        threads, replies = ask(server, 24)
+        processes = descendants(server.process.pid)
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+    assert Counter((reply.status_code, reply.json()["code"]) for reply in replies) == {(503, "draining"): 24}
     assert [pid for pid in processes if is_alive(pid)] == []
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["usual", "chunked"])
+def test_a_request_that_is_half_sent_at_the_end_is_not_waited_for(
+    start: Start, tiny_model: Path, is_chunked: bool
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    length = b"transfer-encoding: chunked" if is_chunked else b"content-length: 100"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\n" + length + b"\r\n\r\n" + b"1\r\n{")
+        server.wait_until(lambda: connections(server.port) == 1)
+        assert server.stop() == 0
+        reply = connection.recv(65536)
+    assert reply == b"" or (reply.startswith(b"HTTP/1.1 503") and b'"draining"' in reply)
+
+
+def connections(port: int) -> int:
+    """Count the connections that a local port has taken. Source: https://docs.kernel.org/networking/proc_net_tcp.html."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
 def test_nothing_is_left_when_the_parent_is_killed(start: Start, tiny_model: Path) -> None:
