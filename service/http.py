@@ -10,8 +10,10 @@ import contextlib
 import logging
 import time
 
+from starlette.requests import ClientDisconnect
+
 from service.errors import MethodNotAllowedError, TooLargeError, code_of
-from service.inference import Headers, Inference, Operation, logged_reply, request_id_of
+from service.inference import Headers, Inference, Operation, declared_length, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import App, Message, Receive, Response, Scope, Send
 
@@ -42,7 +44,7 @@ class Front:
         path: str = scope["path"]
         headers: Headers = dict(scope["headers"])
         request_id = request_id_of(headers)
-        response = Response(send, request_id, self._inference.dispatcher.state)
+        response = Response(send, request_id, self._inference.dispatcher.state, is_unread=b"expect" in headers)
         operation = self._inference.operation(path)
         try:
             if path not in OPEN_PATHS:
@@ -55,8 +57,9 @@ class Front:
                 raise MethodNotAllowedError(f"{path}: expected POST, got {scope['method']}", "POST")
             operation.check(headers)
             body = await self._body(headers, receive)
+            response.is_unread = False
             await response.send(await self._run(operation, headers, body, request_id, started_ns, receive))
-        except Disconnected:
+        except (Disconnected, ClientDisconnect):
             return
         except Exception as error:
             if response.is_started:  # too late for another status; the connection is cut instead
@@ -101,7 +104,7 @@ class Front:
             Disconnected: the client went away.
         """
         limit = self._inference.options.max_body_bytes
-        declared = int(headers.get(b"content-length", b"0"))
+        declared = declared_length(headers)
         if declared > limit:
             if b"expect" not in headers:
                 await discard(receive)

@@ -250,6 +250,11 @@ def logged_reply(error: Exception, request_id: bytes) -> Reply:
     return error_reply(error)
 
 
+def declared_length(headers: Headers) -> int:
+    """Return the Content-Length, which the parser has found to be a number; 0 where there is none."""
+    return int(headers.get(b"content-length", b"").lstrip(b"0")[:20] or b"0")
+
+
 def request_id_of(headers: Headers) -> bytes:
     """Return the caller's `x-request-id` where it is a plain token, else a new one."""
     given = headers.get(b"x-request-id")

@@ -9,15 +9,16 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any, ClassVar, cast
 
 import orjson
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.dispatch import Ticket
 from service.errors import DrainingError, ServiceError
-from service.inference import Inference, Operation, request_id_of
+from service.inference import Inference, Operation, declared_length, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply
 
@@ -70,6 +71,19 @@ class JoiningTransport:
     def __getattr__(self, name: str) -> Any:
         """Leave the rest to the transport."""
         return getattr(self._transport, name)
+
+
+class Flow(FlowControl):
+    """Lets no more in while requests that were sent ahead wait for their turn: what one read brings is the bound."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        """Read on, if nothing waits."""
+        if not self._pipeline:
+            super().resume_reading()
 
 
 class NoEvent:
@@ -176,6 +190,10 @@ class Protocol(HttpToolsProtocol):
     _exchange: Exchange | None = None  # the request that is being received, where it is a usual one
     _raw: asyncio.Transport
     _joining: JoiningTransport
+    _cycles: list[Any]  # the requests that have come and are not answered yet, uvicorn's and ours, in their order
+    _failure: str | None = None  # what makes the bytes after them no request
+    _head_end = b""
+    _extra_bytes = 0  # of trailers, and of a body that comes after its answer
     _timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _unsent_since_s = 0.0
@@ -186,13 +204,19 @@ class Protocol(HttpToolsProtocol):
         self._raw = transport
         self._joining = JoiningTransport(transport, self.loop)
         super().connection_made(cast("asyncio.Transport", self._joining))
+        self.flow = Flow(cast("asyncio.Transport", self._joining), self.pipeline)
+        self._cycles = []
         self._since_s = self.loop.time()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop watching."""
+        """Stop watching, and give up every request that is not answered."""
         if self._timer is not None:
             self._timer.cancel()
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
         super().connection_lost(exc)
 
     def _watch(self) -> None:
@@ -217,10 +241,14 @@ class Protocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Parse what came, unless a request's line and headers are longer than any that is meant."""
+        if self._failure is not None:
+            return
         self._received_bytes += len(data)
         if self._is_in_head:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES and b"\r\n\r\n" not in data[:MAX_HEAD_BYTES]:
+            start = self._head_end + data[:MAX_HEAD_BYTES]
+            self._head_end = start[-3:]  # where the end of a head may have begun
+            if self._head_bytes > MAX_HEAD_BYTES and b"\r\n\r\n" not in start:
                 self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
                 return
             # An offer that may be ignored, but that the parser takes up and drops the body for.
@@ -239,7 +267,8 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Take the usual inference request; start counting anew with the next one."""
         self._is_in_head = False
-        self._head_bytes = 0
+        self._head_bytes = self._extra_bytes = 0
+        self._head_end = b""
         if self.parser.should_upgrade():  # one that data_received did not see whole; the parser drops the body for it
             self.send_400_response("without an Upgrade header that comes in pieces or behind another request")
             return
@@ -249,22 +278,40 @@ class Protocol(HttpToolsProtocol):
             if self._is_usual(headers):
                 self._exchange = Exchange(self, operation, headers)
                 self.cycle = cast("Any", self._exchange)
+                self._cycles.append(self.cycle)
                 return
         self._exchange = None
         super().on_headers_complete()
+        self._cycles.append(self.cycle)
 
     def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
         return (
             b"content-length" in headers
-            and int(headers[b"content-length"]) <= self.inference.options.max_body_bytes
+            and declared_length(headers) <= self.inference.options.max_body_bytes
             and not self.expect_100_continue
             and (self.cycle is None or self.cycle.response_complete)
             and not self.flow.write_paused
             and self.parser.get_http_version() == "1.1"
         )
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; trailers, which come after a chunked body, say nothing here."""
+        if self._is_in_head:
+            super().on_header(name, value)
+        else:
+            self._count_extra(len(name) + len(value), MAX_HEAD_BYTES)
+
+    def _count_extra(self, size: int, limit: int) -> None:
+        self._extra_bytes += size
+        if self._extra_bytes > limit:
+            self.send_400_response(f"more than {limit} bytes that nobody asked for")
+
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body."""
+        """Pass on a part of the body, or count one that comes after its answer."""
+        if self._failure is not None:
+            return
+        if self.cycle.response_complete:
+            self._count_extra(len(body), self.inference.options.max_body_bytes)
         if self._exchange is not None:
             self._exchange.feed(body)
         else:
@@ -274,6 +321,8 @@ class Protocol(HttpToolsProtocol):
         """Act on the request, and expect the next one's head."""
         self._is_in_head = True
         self._is_receiving = False
+        if self._failure is not None:
+            return
         if self._exchange is not None:
             try:
                 self._exchange.begin()
@@ -314,13 +363,16 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the pipelined request that waits, or expect the next one."""
         self.server_state.total_requests += 1
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self._raw.is_closing():
             return
-        self.flow.resume_reading()
         self._since_s = self.loop.time()  # of the next request, or of what is left of it
         self._received_bytes = 0
-        if self.pipeline:
+        if self._failure is not None and not any(not cycle.more_body for cycle in self._cycles):
+            self.send_400_response(self._failure)
+        elif self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        self.flow.resume_reading()
 
     def shutdown(self) -> None:
         """End the connection, now or after the reply; a request that has not arrived whole is not waited for."""
@@ -335,8 +387,12 @@ class Protocol(HttpToolsProtocol):
         """Say nothing: the reply does."""
 
     def send_400_response(self, msg: str) -> None:
-        """Answer and close the connection."""
-        error = f"expected an HTTP/1.1 request: {msg}"
+        """Answer bytes that are no request, after the whole requests before them, and close the connection."""
+        if any(not cycle.response_complete and not cycle.more_body for cycle in self._cycles):
+            self._failure = msg
+            return
+        self._failure = self._failure or msg
+        error = f"expected an HTTP/1.1 request: {self._failure}"
         body = orjson.dumps({"error": error, "code": "bad_request"})
         self.transport.write(BAD_REQUEST % (len(body), body))
         self.transport.close()

@@ -39,8 +39,9 @@ HOST_ERRORS: dict[int, type[ServiceError]] = {
 class Response:
     """Sends one reply: ours, or one of the host framework's, whose errors it holds back."""
 
-    def __init__(self, send: Send, request_id: bytes, state: SharedState) -> None:
-        """`state` tells whether the server is draining; then every reply closes its connection."""
+    def __init__(self, send: Send, request_id: bytes, state: SharedState, is_unread: bool = False) -> None:
+        """A reply closes its connection while `state` says that the server is draining, or the body `is_unread`."""
+        self.is_unread = is_unread
         self._send = send
         self._state = state
         self._common: list[Header] = [(b"x-request-id", request_id)]
@@ -88,7 +89,8 @@ class Response:
         raise InternalError(f"{scope['path']}: the host framework answered {status}: {detail}")
 
     def _headers(self) -> list[Header]:
-        return [*self._common, (b"connection", b"close")] if self._state.is_draining else self._common
+        is_last = self._state.is_draining or self.is_unread
+        return [*self._common, (b"connection", b"close")] if is_last else self._common
 
 
 def allowed_methods(scope: Scope) -> set[str]:

@@ -213,3 +213,120 @@ def test_a_wrong_key_is_refused_by_every_door(start: Start, tiny_model: Path) ->
         assert through(server.port, door, body)[0] == 401
         assert through(server.port, door, body, "x-api-key: right")[0] == 200
     assert server.stop() == 0
+
+
+def resident_kib(pid: int) -> int:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1])
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["usual", "chunked"])
+def test_what_is_sent_ahead_is_let_in_only_as_it_is_answered(start: Start, tiny_model: Path, is_chunked: bool) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    one = request("/predict", json.dumps({"inputs": [0.5] * 8}).encode(), is_chunked=is_chunked)
+    before = resident_kib(server.pid_of("http"))
+    with server.stopped("worker"), socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.setblocking(False)
+        sent = 0
+        quiet = 0
+        while quiet < 20:  # until nothing more is let in for a while
+            try:
+                sent += connection.send(one * 100)
+                quiet = 0
+            except BlockingIOError:
+                quiet += 1
+                time.sleep(0.02)
+        assert resident_kib(server.pid_of("http")) - before < 64 << 10
+    assert server.stop() == 0
+
+
+TRAILED = (
+    b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"%x\r\n%b\r\n0\r\n%b\r\n"
+)
+
+
+@pytest.mark.parametrize("trailer", ["content-type: text/plain", "content-encoding: gzip", "x-request-id: evil"])
+def test_trailers_say_nothing(server: RunningServer, trailer: str) -> None:
+    reply = talk(server.port, TRAILED % (len(BODY), BODY, trailer.encode() + b"\r\n"))
+    assert parsed(reply)[0] == 200
+    assert b"evil" not in reply
+
+
+def test_a_trailer_is_no_key(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, MLP_API_KEY="right").wait_ready()
+    body = json.dumps({"inputs": [0.5] * 8}).encode()
+    assert parsed(talk(server.port, TRAILED % (len(body), body, b"x-api-key: right\r\n")))[0] == 401
+    assert server.stop() == 0
+
+
+def test_trailers_are_bounded(server: RunningServer) -> None:
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        reply = talk(server.port, TRAILED % (2, b"{}", b"a: b\r\n" * 100_000))
+        assert parsed(reply)[0] == 400
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+@pytest.mark.parametrize("target", ["/predict", "/predict?x=1"])
+def test_a_head_may_end_anywhere_in_what_is_read(server: RunningServer, target: str, cut: int) -> None:
+    sent = request(target, json.dumps({"inputs": GOOD * 600}).encode(), CLOSE)
+    at = sent.index(b"\r\n\r\n") + cut
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(sent[:at])
+        time.sleep(0.05)  # so that the rest comes by itself
+        connection.sendall(sent[at:])
+        reply = b""
+        while data := connection.recv(65536):
+            reply += data
+    assert parsed(reply)[0] == 200
+
+
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["usual", "chunked"])
+def test_bytes_that_are_no_request_do_not_take_the_reply_before_them(server: RunningServer, is_chunked: bool) -> None:
+    reply = talk(server.port, request("/predict", BODY, is_chunked=is_chunked) + b"\x00garbage\r\n\r\n")
+    first, _, rest = reply.partition(b"HTTP/1.1 400")
+    assert first.startswith(b"HTTP/1.1 200")
+    assert b'"bad_request"' in rest
+
+
+def test_the_body_behind_an_upgrade_is_never_taken_for_a_request(server: RunningServer) -> None:
+    inner = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    ahead = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+    reply = talk(server.port, ahead + request("/predict", inner, "upgrade: h2c", "connection: upgrade"))
+    assert reply.count(b'{"live":true}') == 1
+
+
+@pytest.mark.parametrize("target", ["/predict", "/predict?x=1"])
+def test_a_length_with_leading_zeros_is_a_length(server: RunningServer, target: str) -> None:
+    length = f"content-length: {'0' * 5000}{len(BODY)}"
+    head = f"POST {target} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n{length}\r\n\r\n"
+    assert parsed(talk(server.port, head.encode() + BODY))[0] == 200
+
+
+def test_a_client_that_leaves_in_a_body_of_the_app_leaves_no_traceback(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(b"PUT /backend HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nab")
+    assert httpx.get(server.url + "/v2/health/live").status_code == 200
+    assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("target", ["/nope", "/predict"])
+def test_a_body_that_was_announced_and_not_wanted_ends_the_connection(server: RunningServer, target: str) -> None:
+    head = f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\n"
+    reply = talk(server.port, head.encode() + b"expect: 100-continue\r\ncontent-length: 45\r\n\r\n")
+    assert parsed(reply)[0] in (404, 415)
+    assert b"connection: close" in reply
+
+
+def test_a_reply_without_a_body_keeps_its_place(server: RunningServer) -> None:
+    for _ in range(30):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(b"HEAD /nope HTTP/1.1\r\nhost: x\r\n\r\n")
+            time.sleep(0.001)
+            connection.sendall(request("/predict", b"{", CLOSE))
+            reply = b""
+            while data := connection.recv(65536):
+                reply += data
+        assert [part[:4] for part in reply.split(b"HTTP/1.1 ")[1:]] == [b"404 ", b"400 "]
