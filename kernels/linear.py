@@ -221,7 +221,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     rows, folded = as_rows(x), None if residual is None else as_rows(residual)
     M, K, N = *rows.shape, weight.shape[0]
-    if M > 0:
+    with launch_on(x):  # refuses a device without kernels, whatever the number of rows
+        if M == 0:
+            return out
         multiprocessors = multiprocessor_count(x)
         tile = listed_tile("linear", arch_of(x.device), x.dtype, M, K, N)
         if tile is None or (tile.feed == "tma" and not takes_tma(rows, weight)):

@@ -1,62 +1,95 @@
-"""Shows on stderr how far a long measurement or compilation is."""
+"""Shows on stderr how far a long task is."""
 
+import math
+import shutil
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-PATIENCE_S = 2.0
 REFRESH_S = 0.1
 
 
 class Progress:
-    """A bar where stderr is a terminal, else a line at the start and one at the end; nothing below two seconds.
+    """A bar where stderr is a terminal, else one line at the start and one at the end.
+
+    Use it as a context manager, and call it with how much of how much is done, or call `step` after each of `total`.
 
     Args:
         label: what is going on.
-        total: steps altogether, above zero.
+        total: how many steps there are, where `step` counts them.
         stream: where to write; stderr if None.
+        patience_s: nothing is shown before; most tasks do not take that long.
+        clock: seconds, monotonic.
     """
 
-    def __init__(self, label: str, total: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        total: int = 0,
+        stream: TextIO | None = None,
+        patience_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.label = label
         self.total = total
         self.done = 0
         self._stream = sys.stderr if stream is None else stream
-        self._start = time.monotonic()
-        self._shown_at: float | None = None
+        self._patience_s = patience_s
+        self._clock = clock
+        self._start = clock()
+        self._shown_at = -math.inf
+        self._is_shown = False
 
     def __enter__(self) -> Self:
         return self
 
     def step(self, note: str = "") -> None:
-        """Count one step done; `note` is a few words to stand at the end of the bar."""
+        """Count one step done; `note` is a few words to stand at the end."""
         self.done += 1
-        now = time.monotonic()
-        if now - self._start < PATIENCE_S:
+        self(self.done, self.total, note)
+
+    def __call__(self, done: float, total: float, note: str = "") -> None:
+        """Tell how much is done.
+
+        Args:
+            done: steps so far.
+            total: steps altogether; where it is not a positive finite number, the steps are shown without a bar.
+            note: a few words to stand at the end.
+        """
+        now = self._clock()
+        elapsed = now - self._start
+        if elapsed < self._patience_s:
             return
         if not self._stream.isatty():
-            if self._shown_at is None:
-                self._write(f"{self.label}: {self.total} steps ...\n", now)
+            if not self._is_shown:
+                self._is_shown = True
+                self._stream.write(f"{self.label} ...\n")
+                self._stream.flush()
             return
-        if self._shown_at is None or now - self._shown_at >= REFRESH_S:
-            share = self.done / self.total
-            left_s = (now - self._start) * (1 / share - 1)
-            bar = "#" * round(24 * share)
-            line = f"{self.label}  [{bar:.<24}] {self.done}/{self.total}  {left_s:.0f} s left  {note}"
-            self._write(f"\r\x1b[K{line[:118]}", now)
+        if now - self._shown_at < REFRESH_S and done != total:
+            return
+        self._shown_at, self._is_shown = now, True
+        columns = shutil.get_terminal_size().columns
+        self._stream.write(f"\r\x1b[K{self._line(done, total, note, elapsed)[: columns - 1]}")
+        self._stream.flush()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if self._shown_at is None:
+        if not self._is_shown:
             return
-        now = time.monotonic()
         start = "\r\x1b[K" if self._stream.isatty() else ""
         verb = "done in" if kind is None else "stopped after"
-        self._write(f"{start}{self.label}: {verb} {now - self._start:.1f} s\n", now)
-
-    def _write(self, text: str, now: float) -> None:
-        self._shown_at = now
-        self._stream.write(text)
+        self._stream.write(f"{start}{self.label}: {verb} {self._clock() - self._start:.1f} s\n")
         self._stream.flush()
+
+    def _line(self, done: float, total: float, note: str, elapsed: float) -> str:
+        note = f"  {note}" if note else ""
+        if not (math.isfinite(total) and total > 0 and math.isfinite(done)):
+            return f"{self.label}  {done:g} steps{note}"
+        share = min(max(done / total, 0.0), 1.0)
+        bar = "#" * round(24 * share)
+        left = f"  {elapsed / share - elapsed:.0f} s left" if share > 0 else ""
+        return f"{self.label}  [{bar:.<24}] {done:g}/{total:g}{left}{note}"

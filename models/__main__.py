@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 
+from kernels.progress import Progress
 from models import weights
 from models.config import (
     CONFIG_FILE,
@@ -24,7 +25,6 @@ from models.config import (
 )
 from models.directory import resolve
 from models.errors import InputError, MLPError, ModelError
-from models.progress import Progress
 from models.weights import WEIGHTS_FILE
 
 if TYPE_CHECKING:

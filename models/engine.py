@@ -29,10 +29,10 @@ class BackendStatus:
     """What a backend is and whether it can run.
 
     Attributes:
-        implementation: what runs it ("torch", "inductor", "onednn"); None where nothing does.
+        implementation: what runs it ("torch", "inductor", "onednn", "triton"); None where nothing does.
         state: cold can run and is not warmed up, ready is warmed up, unavailable cannot run.
         reason: why it is unavailable, one sentence without a full stop; None otherwise.
-        note: what is worth knowing about how it runs, for one that a capture failed; None for nothing.
+        note: what is worth knowing about how it runs, a failed capture for example; None for nothing.
     """
 
     implementation: str | None
@@ -208,6 +208,7 @@ def load_engine(
             ways[name] = f"there is no {name} backend for {place.type} yet, only for {', '.join(devices(name))}"
         else:
             ways[name] = way.unavailable_reason(place, kind) or way(model, config)
+    progress(steps, steps)
     return Engine(config, model, ways, torch.get_num_threads())
 
 

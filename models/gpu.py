@@ -18,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from kernels.progress import Progress
 from models.config import FFNConfig, InitConfig, ModelConfig, NormConfig
-from models.progress import Progress
 
 if TYPE_CHECKING:
     from models.engine import Engine

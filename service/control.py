@@ -1,4 +1,4 @@
-"""The routes beside inference, on LitServe's FastAPI app: health, metadata, and the default backend."""
+"""The routes beside inference, on LitServe's FastAPI app: health, metadata, metrics, and the default backend."""
 
 from pathlib import Path as FilePath
 from typing import Annotated

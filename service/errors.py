@@ -4,11 +4,13 @@ The tree continues the one of `models.errors`; each stage of a request raises it
 
     MLPError
     ├── InputError, UnknownBackendError, BackendUnavailableError     models: the rows and the backend
+    ├── RemoteError                                                  dispatch: any of them, met by a worker
     └── ServiceError
-        ├── UnauthorizedError                                        http: the key
-        ├── NotFoundError, MethodNotAllowedError                     http: the route
-        ├── UnsupportedMediaTypeError, TooLargeError                 http: headers and body
-        ├── BadRequestError                                          schemas, openinference: the body's content
+        ├── UnauthorizedError                                        inference: the key
+        ├── NotFoundError, MethodNotAllowedError                     http, control, response: the route
+        ├── UnsupportedMediaTypeError                                schemas, encoding: what the headers say of the body
+        ├── TooLargeError                                            http, encoding, schemas, openinference: bytes, rows
+        ├── BadRequestError                                          schemas, openinference, encoding: the content
         ├── NotReadyError, DrainingError, OverloadedError            dispatch: admission
         ├── DeadlineExceededError, WorkerLostError                   dispatch, worker: the wait
         ├── NonFiniteOutputError                                     schemas: the reply
@@ -55,7 +57,7 @@ class MethodNotAllowedError(ServiceError):
 
 
 class UnsupportedMediaTypeError(ServiceError):
-    """The body's declared content type is not one that the route reads."""
+    """The body's declared content type or encoding is not one that the route reads."""
 
     code = "unsupported_media_type"
 

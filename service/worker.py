@@ -65,8 +65,8 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
 
     def setup(self, device: str) -> None:
         """Load the engine; what prevents it ends the process with one line on stderr."""
+        from kernels.progress import Progress
         from models.engine import load_engine
-        from models.progress import Progress
 
         setproctitle("fused-mlp-server: worker")
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
@@ -105,7 +105,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         callback_runner: Any,  # noqa: ARG002
     ) -> None:
         """Run until no request can come any more."""
-        from models.progress import Progress
+        from kernels.progress import Progress
 
         plan = lit_api.plan
         engine = lit_api.engine

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import httpx
 import pytest
 
 from docs import render
@@ -58,3 +59,10 @@ def test_the_python_of_the_readme_runs() -> None:
     names = {"rows": torch.zeros(3, 64)}
     exec(code, names)  # noqa: S102  the README's own code is what is tested
     assert names["outputs"].shape == (3, 10)
+
+
+def test_the_readme_names_every_route(client: httpx.Client) -> None:
+    routes = (line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
+    shown = set(re.findall(r"/[\w{}/.]*", " ".join(routes)))
+    own = set(client.get("/openapi.json").json()["paths"]) - {"/health"}  # LitServe's, for its callers
+    assert own - shown == set()

@@ -17,13 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.onednn import PACKING_ROWS
 from models.backends import Backend
 from models.backends.graphs import Bucketed, captured
 from models.config import ModelConfig
 from models.mlp import MLP
-
-# What the row count is said to be while compiling: oneDNN packs the weights for it. See kernels/onednn.py.
-PACKING_ROWS = 64
 
 
 class CompiledOnCPU(Backend):
@@ -50,7 +48,7 @@ class CompiledOnCPU(Backend):
     def __call__(self, x: Tensor) -> Tensor:
         """See `Backend`."""
         if not self._is_compiled:
-            example = self.zeros(PACKING_ROWS)
+            example = self.zeros(PACKING_ROWS)  # oneDNN packs the weights for the row count of the example
             torch._dynamo.mark_dynamic(example, 0)
             # Without it, PyTorch takes a row count of 1 for another case than all others.
             with torch.fx.experimental._config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]

@@ -1,5 +1,7 @@
+"""The progress bar: when it shows, what it shows, and what it never does."""
+
 import io
-import time
+import math
 
 import pytest
 
@@ -11,45 +13,96 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    return now
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_a_short_task_shows_nothing(clock: list[float]) -> None:
-    stream = Terminal()
-    with Progress("aot", 2, stream) as bar:
-        clock[0] += 1.9
-        bar.step()
-    assert stream.getvalue() == ""
+def told(stream: io.StringIO, seconds: list[float], total: float = 10) -> str:
+    """Return what is written when step i is done at the i-th time."""
+    clock = Clock()
+    with Progress("training", stream=stream, clock=clock) as progress:
+        for done, second in enumerate(seconds, start=1):
+            clock.now = 100 + second
+            progress(done, total)
+    return stream.getvalue()
 
 
-def test_a_terminal_shows_a_bar_and_the_time_left(clock: list[float]) -> None:
-    stream = Terminal()
-    with Progress("aot", 4, stream) as bar:
-        clock[0] += 5
-        bar.step("linear")
-        assert stream.getvalue() == "\r\x1b[Kaot  [######..................] 1/4  15 s left  linear"
-        bar.step("too soon")
-        assert "too soon" not in stream.getvalue()
-    assert stream.getvalue().endswith("\r\x1b[Kaot: done in 5.0 s\n")
+@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
+def test_a_short_task_shows_nothing(stream: io.StringIO) -> None:
+    assert told(stream, [0.5, 1.0, 1.9]) == ""
 
 
-def test_a_file_gets_two_lines(clock: list[float]) -> None:
+def test_a_terminal_gets_a_bar_that_is_cleared_in_the_end() -> None:
+    written = told(Terminal(), [1.0, 3.0, 6.0])
+    assert written == (
+        "\r\x1b[Ktraining  [#####...................] 2/10  12 s left"
+        "\r\x1b[Ktraining  [#######.................] 3/10  14 s left"
+        "\r\x1b[Ktraining: done in 6.0 s\n"
+    )
+
+
+def test_a_file_gets_one_line_at_the_start_and_one_at_the_end() -> None:
+    assert told(io.StringIO(), [1.0, 3.0, 4.0, 5.0]) == "training ...\ntraining: done in 5.0 s\n"
+
+
+def test_a_bar_is_not_drawn_more_often_than_it_can_be_read() -> None:
+    assert told(Terminal(), [3.0, 3.01, 3.02, 3.2]).count("\x1b[K") == 3
+
+
+def test_a_task_that_fails_says_so_and_the_error_goes_on() -> None:
+    clock, stream = Clock(), io.StringIO()
+
+    def fail() -> None:
+        with Progress("training", stream=stream, clock=clock) as progress:
+            clock.now += 3
+            progress(1, 2)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert stream.getvalue() == "training ...\ntraining: stopped after 3.0 s\n"
+
+
+def test_without_patience_the_start_shows() -> None:
     stream = io.StringIO()
-    with Progress("aot", 4, stream) as bar:
-        for _ in range(3):
-            clock[0] += 5
-            bar.step()
-    assert stream.getvalue() == "aot: 4 steps ...\naot: done in 15.0 s\n"
+    with Progress("compiling", stream=stream, patience_s=0, clock=Clock()) as progress:
+        progress(0, 1)
+        assert stream.getvalue() == "compiling ...\n"
 
 
-def test_a_task_that_fails_says_that_it_stopped(clock: list[float]) -> None:
-    stream = io.StringIO()
-    bar = Progress("aot", 4, stream)
-    clock[0] += 5
-    bar.step()
-    bar.__exit__(KeyError, KeyError(), None)
-    assert stream.getvalue().endswith("aot: stopped after 5.0 s\n")
+@pytest.mark.parametrize("total", [0, -1, math.nan, math.inf])
+def test_a_total_that_is_none_shows_the_steps_alone(total: float) -> None:
+    written = told(Terminal(), [3.0], total)
+    assert written.startswith("\r\x1b[Ktraining  1 steps\r")
+
+
+@pytest.mark.parametrize(
+    ("done", "shown"), [(0, "[" + "." * 24 + "] 0/10"), (20, "[" + "#" * 24 + "] 20/10"), (math.nan, "nan steps")]
+)
+def test_odd_counts_break_nothing(done: float, shown: str) -> None:
+    clock, stream = Clock(), Terminal()
+    with Progress("training", stream=stream, clock=clock) as progress:
+        clock.now += 3
+        progress(done, 10, note="loss nan")
+    assert shown in stream.getvalue()
+    assert "loss nan" in stream.getvalue()
+
+
+def test_a_line_never_exceeds_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    lines = told(Terminal(), [3.0]).split("\r\x1b[K")
+    assert lines[1] == "training  [##......"
+
+
+def test_steps_count_themselves() -> None:
+    stream, clock = Terminal(), Clock()
+    with Progress("checking", 4, stream=stream, clock=clock) as progress:
+        for name in ("first", "second", "third"):
+            clock.now += 2
+            progress.step(name)
+    assert "3/4" in stream.getvalue()
+    assert "third" in stream.getvalue()
