@@ -221,7 +221,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     rows, folded = as_rows(x), None if residual is None else as_rows(residual)
     M, K, N = *rows.shape, weight.shape[0]
-    with launch_on(x):  # refuses a device without kernels, whatever the number of rows
+    with launch_on("linear", x):  # refuses a device without kernels, whatever the number of rows
         if M == 0:
             return out
         multiprocessors = multiprocessor_count(x)
