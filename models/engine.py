@@ -13,13 +13,14 @@ from models import weights
 from models.backends import NAMES, Backend, devices, find
 from models.config import ModelConfig, nearest
 from models.directory import resolve
-from models.errors import BackendError, BackendUnavailableError, InputError, UnknownBackendError
+from models.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError, UnknownBackendError
 from models.mlp import MLP
 
 # Up to here one thread computes. Measured on two cores with the digits model in fused: 32 rows (5 MFLOP) take 88 us so
 # and 80 with two threads, while nobody else computes. Where another process keeps a core busy, as an HTTP process under
 # load does, each product waits for the slower thread: the server then answered half as many requests a second.
 SMALL_FLOPS = 10_000_000
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # PyTorch has no class of its own for it
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,6 +80,7 @@ class Engine:
             InputError: the width or the dtype is wrong.
             UnknownBackendError: no backend of that name was loaded.
             BackendUnavailableError: it cannot run here.
+            OutOfMemoryError: so many rows do not fit.
         """
         runner = self._available(backend)
         if not isinstance(rows, Tensor) or not rows.dtype.is_floating_point:
@@ -93,7 +95,12 @@ class Engine:
         if x.shape[0] == 0:
             return torch.empty((*rows.shape[:-1], self.config.width_out), dtype=self.dtype, device=self.device)
         self._set_threads(1 if runner.is_thread_count_free and len(x) <= self._small_rows else self.threads)
-        result = runner(x)
+        try:
+            result = runner(x)
+        except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):
+                raise OutOfMemoryError(len(x), str(self.device)) from error
+            raise
         if rows.ndim != 2:
             result = result.reshape(*rows.shape[:-1], self.config.width_out)
         if runner.note != self._statuses[backend].note:

@@ -10,6 +10,7 @@
     ├── BackendError            the engine was asked for what it does not have: a device, a dtype, a backend
     │   ├── UnknownBackendError       no backend of that name exists
     │   └── BackendUnavailableError   the backend exists and cannot run here; it says why, and which ones can
+    ├── OutOfMemoryError        the rows are more than the device's memory has room for
     └── InputError              the rows are at fault: their width, their dtype, their shape
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -81,3 +82,20 @@ class BackendUnavailableError(BackendError):
 
 class InputError(MLPError):
     """The rows do not fit the model."""
+
+
+class OutOfMemoryError(MLPError):
+    """So many rows do not fit the device's memory; fewer may.
+
+    Args:
+        rows: how many were asked for at once.
+        device: which one has no room.
+    """
+
+    def __init__(self, rows: int, device: str) -> None:
+        self.rows = rows
+        self.device = device
+        super().__init__(self.rows, self.device)
+
+    def __str__(self) -> str:
+        return f"{self.device} has not enough free memory for {self.rows} rows at once; send fewer, or try again later"

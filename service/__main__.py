@@ -7,7 +7,7 @@ from models.config import ModelConfig
 from models.directory import resolve
 from models.errors import MLPError
 from models.weights import check
-from service import settings
+from service import logs, settings
 
 
 def main(arguments: list[str]) -> int:
@@ -16,6 +16,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, lambda *_: sys.exit(0))  # until the server is there to end in order
     try:
         chosen = settings.load(arguments)
+        logs.configure(chosen.log_format, chosen.log_requests)
         model = resolve(chosen.model)
         config = ModelConfig.load(model)
         check(model, config)

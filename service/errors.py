@@ -4,6 +4,7 @@ The tree continues the one of `models.errors`; each stage of a request raises it
 
     MLPError
     ├── InputError, UnknownBackendError, BackendUnavailableError     models: the rows and the backend
+    ├── OutOfMemoryError                                             models: more rows than fit
     ├── RemoteError                                                  dispatch: any of them, met by a worker
     └── ServiceError
         ├── UnauthorizedError                                        inference: the key
@@ -19,7 +20,7 @@ The tree continues the one of `models.errors`; each stage of a request raises it
 
 from typing import ClassVar
 
-from models.errors import BackendUnavailableError, InputError, MLPError, UnknownBackendError
+from models.errors import BackendUnavailableError, InputError, MLPError, OutOfMemoryError, UnknownBackendError
 
 
 class ServiceError(MLPError):
@@ -133,6 +134,7 @@ MODEL_CODES: dict[type[MLPError], str] = {
     InputError: "bad_request",
     UnknownBackendError: "bad_request",
     BackendUnavailableError: "backend_unavailable",
+    OutOfMemoryError: "backend_unavailable",
 }
 
 RETRY_AFTER_S: dict[str, int] = {

@@ -18,6 +18,7 @@ from service import openinference, schemas
 from service.dispatch import Dispatcher, Result, Ticket
 from service.encoding import decoded
 from service.errors import BadRequestError, UnauthorizedError, code_of
+from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.reply import Reply, binary_reply, error_reply, json_reply
 
@@ -215,11 +216,23 @@ class Inference:
                     raise outcome
                 reply = operation.encode(request, outcome, started_ns)
             except Exception as error:
-                reply = self.refuse(error, request_id, backend)
+                reply = self.refuse(error, request_id, backend, started_ns)
             else:
+                total_ns = time.monotonic_ns() - started_ns
+                if is_request_logged():
+                    log_request(
+                        request_id=request_id.decode("latin-1"),
+                        status=200,
+                        backend=outcome.backend,
+                        rows=len(outcome.rows),
+                        queue_us=outcome.queue_ns // 1000,
+                        compute_us=outcome.compute_ns // 1000,
+                        total_us=total_ns // 1000,
+                        batch_rows=outcome.batch_rows,
+                    )
                 self._metrics.answered(
                     outcome.backend,
-                    (time.monotonic_ns() - started_ns) / 1e9,
+                    total_ns / 1e9,
                     outcome.queue_ns / 1e9,
                     outcome.compute_ns / 1e9,
                     outcome.batch_rows,
@@ -234,19 +247,27 @@ class Inference:
             backend = request.backend or self.dispatcher.default_backend()
             return self.dispatcher.submit(request, finish)
         except Exception as error:
-            send(self.refuse(error, request_id, backend))
+            send(self.refuse(error, request_id, backend, started_ns))
             return None
 
-    def refuse(self, error: Exception, request_id: bytes, backend: str | None = None) -> Reply:
+    def refuse(
+        self, error: Exception, request_id: bytes, backend: str | None = None, started_ns: int | None = None
+    ) -> Reply:
         """Count an inference request that fails, and return the error's reply."""
         self._metrics.refused(backend, code_of(error))
-        return logged_reply(error, request_id)
+        reply = logged_reply(error, request_id)
+        if is_request_logged():
+            total_us = None if started_ns is None else (time.monotonic_ns() - started_ns) // 1000
+            name = request_id.decode("latin-1")
+            log_request(request_id=name, status=reply.status, code=code_of(error), backend=backend, total_us=total_us)
+        return reply
 
 
 def logged_reply(error: Exception, request_id: bytes) -> Reply:
     """Return an error's reply; a fault of ours is logged."""
     if code_of(error) == "internal":
-        log.error("request %s failed", request_id.decode("latin-1"), exc_info=error)
+        name = request_id.decode("latin-1")
+        log.error("request %s failed", name, exc_info=error, extra={"request_id": name})
     return error_reply(error)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -15,13 +15,14 @@ from service.metrics import Metrics
 from service.watch import ANSWER_S, NOTICE_S, unblock_signals
 
 
-def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics) -> Any:
-    """Start and end what an API process does beside answering requests."""
+def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_logs: Callable[[], None]) -> Any:
+    """Start and end what an API process does beside answering requests; `configure_logs` undoes what LitServe set."""
 
     @contextlib.asynccontextmanager
     async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
         setproctitle("fused-mlp-server: http")
         metrics.claim(process_number())
+        configure_logs()
         loop = asyncio.get_running_loop()
         finish = signal.getsignal(signal.SIGTERM)  # uvicorn's: stop listening, answer what is in flight, end
         assert callable(finish)  # noqa: S101

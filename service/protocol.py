@@ -17,10 +17,11 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.dispatch import Ticket
-from service.errors import DrainingError, ServiceError
+from service.errors import DrainingError, OverloadedError, ServiceError
 from service.inference import Inference, Operation, declared_length, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply
+from service.settings import Settings
 
 STATUS_LINE_START = b"HTTP/1.1 "
 MAX_HEAD_BYTES = 64 << 10
@@ -180,6 +181,7 @@ class Protocol(HttpToolsProtocol):
     inference: ClassVar[Inference]
     keep_alive_s: ClassVar[float]
     receive_timeout_s: ClassVar[float]
+    max_connections: ClassVar[int]
     poller: ClassVar[Poller]
 
     _head_bytes = 0
@@ -193,6 +195,7 @@ class Protocol(HttpToolsProtocol):
     _cycles: list[Any]  # the requests that have come and are not answered yet, uvicorn's and ours, in their order
     _failure: str | None = None  # what makes the bytes after them no request
     _head_end = b""
+    _is_one_too_many = False
     _extra_bytes = 0  # of trailers, and of a body that comes after its answer
     _timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
@@ -206,6 +209,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._joining))
         self.flow = Flow(cast("asyncio.Transport", self._joining), self.pipeline)
         self._cycles = []
+        self._is_one_too_many = len(self.connections) > self.max_connections
         self._since_s = self.loop.time()
         self._watch()
 
@@ -269,6 +273,9 @@ class Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._head_bytes = self._extra_bytes = 0
         self._head_end = b""
+        if self._is_one_too_many:
+            self._refuse_connection()
+            return
         if self.parser.should_upgrade():  # one that data_received did not see whole; the parser drops the body for it
             self.send_400_response("without an Upgrade header that comes in pieces or behind another request")
             return
@@ -283,6 +290,14 @@ class Protocol(HttpToolsProtocol):
         self._exchange = None
         super().on_headers_complete()
         self._cycles.append(self.cycle)
+
+    def _refuse_connection(self) -> None:
+        """Answer the first request of a connection beyond the bound, and close it."""
+        self._failure = "too many connections"
+        error = OverloadedError(f"the server has its {self.max_connections} connections; try again later")
+        reply = self.inference.refuse(error, request_id_of(dict(self.headers)))
+        self._raw.write(b"%b%b%b\r\n%b" % (STATUS_LINE[reply.status], reply.head, CLOSE, reply.body))
+        self._raw.close()
 
     def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
         return (
@@ -398,12 +413,13 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(inference: Inference, keep_alive_s: float, receive_timeout_s: float, spin_us: int) -> type[Protocol]:
+def protocol(inference: Inference, settings: Settings) -> type[Protocol]:
     """Return the protocol of one server; uvicorn makes an instance a connection of what it is given."""
     members = {
         "inference": inference,
-        "keep_alive_s": keep_alive_s,
-        "receive_timeout_s": receive_timeout_s,
-        "poller": Poller(spin_us),
+        "keep_alive_s": settings.keep_alive_s,
+        "receive_timeout_s": settings.receive_timeout_s,
+        "max_connections": settings.max_connections,
+        "poller": Poller(settings.spin_us),
     }
     return type("BoundProtocol", (Protocol,), members)

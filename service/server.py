@@ -7,6 +7,7 @@ import litserve as ls
 from fastapi import FastAPI
 
 from models.config import ModelConfig
+from service import logs
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
 from service.http import Front
@@ -51,6 +52,7 @@ class Server:
             default_backend=settings.default_backend,
             max_batch_rows=settings.max_batch_rows,
             spin_us=settings.spin_us,
+            log_format=settings.log_format,
             socket_directory=directory,
         )
         api = EngineAPI(plan)
@@ -78,7 +80,12 @@ class Server:
         app: FastAPI = self.host.app
         add_routes(app, dispatcher, config, self.metrics)
         describe(app, NAME, VERSION)
-        app.router.lifespan_context = lifespan(app.router.lifespan_context, dispatcher, self.metrics)
+        app.router.lifespan_context = lifespan(
+            app.router.lifespan_context,
+            dispatcher,
+            self.metrics,
+            lambda: logs.configure(settings.log_format, settings.log_requests),
+        )
         options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
@@ -108,12 +115,13 @@ class Server:
                 port=settings.port,
                 num_api_servers=settings.api_servers,
                 log_level="warning",
+                log_config=None,
                 generate_client_file=False,
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
                 loop="uvloop",
-                http=protocol(self.inference, settings.keep_alive_s, settings.receive_timeout_s, settings.spin_us),
+                http=protocol(self.inference, settings),
                 ws="none",
             )
         except Exception as error:

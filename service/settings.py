@@ -76,6 +76,9 @@ class Settings(BaseSettings):
         16_384, ge=1, description="most rows accepted and not yet answered; beyond it requests get 429"
     )
     timeout_s: float = Field(30.0, gt=0, le=3600, description="longest a request may take where it asks for no less")
+    max_connections: int = Field(
+        4096, ge=1, description="most open connections of each HTTP process; beyond it requests get 429"
+    )
     receive_timeout_s: float = Field(
         30.0,
         gt=0,
@@ -96,6 +99,8 @@ class Settings(BaseSettings):
     spin_us: int = Field(
         200, ge=0, le=10_000, description="how long a process looks for more work before it sleeps; 0 spares CPU time"
     )
+    log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
+    log_requests: bool = Field(False, description="write a line for each inference request")
     api_key: SecretStr | None = Field(
         None,
         min_length=1,

@@ -22,7 +22,8 @@ import orjson
 from litserve.loops.base import LitLoop
 from setproctitle import setproctitle
 
-from models.errors import MLPError
+from models.errors import MLPError, OutOfMemoryError
+from service import logs
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of
 from service.surroundings import ModelIdentity, identify
@@ -44,6 +45,7 @@ class WorkerPlan:
     default_backend: str
     max_batch_rows: int
     spin_us: int
+    log_format: str
     socket_directory: Path
 
     def socket(self, worker_id: int) -> Path:
@@ -72,6 +74,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
         unblock_signals()
         plan = self.plan
+        logs.configure(plan.log_format, is_request_logged=False)
         try:
             if identify(plan.model) != plan.identity:
                 fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
@@ -177,6 +180,7 @@ class WorkerServer:
         spin_us: int = 0,
     ) -> None:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
         self._listener = listener
         self._run = run
@@ -189,23 +193,36 @@ class WorkerServer:
 
     def run(self) -> None:
         """Serve until a signal or the parent's end, and then until the last API process has its answers."""
-        warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         wake_reader, wake_writer = socket.socketpair()
         wake_reader.setblocking(False)
         wake_writer.setblocking(False)
         signal.set_wakeup_fd(wake_writer.fileno())
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self.watch_listener()
         self._selector.register(wake_reader, selectors.EVENT_READ, lambda _: wake_reader.recv(4096))
         parent = multiprocessing.parent_process()
         if parent:
             self._selector.register(parent.sentinel, selectors.EVENT_READ, lambda _: self._lose_parent(parent.sentinel))
         while self._clients or len(self._batcher) or not self._is_stopping:
-            for key, events in self._wait():
-                key.data(events)
-            self._compute_next()
+            self.turn()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself from here
         signal.set_wakeup_fd(-1)
+
+    def watch_listener(self) -> None:
+        """Accept connections from now on."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """End all connections."""
+        for client in list(self._clients):
+            self._drop(client)
+        self._selector.close()
+
+    def turn(self) -> None:
+        """Take what has come, waiting for something if nothing waits, and compute one batch."""
+        for key, events in self._wait():
+            key.data(events)
+        self._compute_next()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else soon by looking again and again, else by sleeping."""
@@ -277,8 +294,11 @@ class WorkerServer:
             if len(batch) == 1:
                 self._send_error(batch[0], error)
                 return
-            for request in batch:  # so that the request at fault fails alone
-                self._compute([request])
+            # So that a request at fault fails alone, and that what is too much at once may still fit in parts.
+            parts = 2 if isinstance(error, OutOfMemoryError) else len(batch)
+            size = -(-len(batch) // parts)
+            for start in range(0, len(batch), size):
+                self._compute(batch[start : start + size])
         else:
             self._send_results(batch, *result)
 

@@ -14,7 +14,14 @@ from models.backends import Backend, row_counts
 from models.backends.eager import Eager
 from models.config import ModelConfig
 from models.engine import SMALL_FLOPS, BackendStatus, Engine, load_engine, sentence
-from models.errors import BackendError, BackendUnavailableError, ConfigError, InputError, UnknownBackendError
+from models.errors import (
+    BackendError,
+    BackendUnavailableError,
+    ConfigError,
+    InputError,
+    OutOfMemoryError,
+    UnknownBackendError,
+)
 
 Configs = Callable[..., ModelConfig]
 Writer = Callable[[ModelConfig], Path]
@@ -317,3 +324,24 @@ def test_loading_tells_how_far_it_is() -> None:
     done = [step for step, _ in steps]
     assert (done, {total for _, total in steps}) == (sorted(done), {done[-1]})
     assert len(set(done)) > 10
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:1] DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+    ids=["cuda", "cpu"],
+)
+def test_rows_that_do_not_fit_are_told_from_other_faults(
+    directory: Path, error: RuntimeError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load_engine(directory)
+
+    def fail(*_: object) -> Tensor:
+        raise error
+
+    monkeypatch.setattr(Eager, "__call__", fail)
+    with pytest.raises(OutOfMemoryError, match="cpu has not enough free memory for 3 rows at once"):
+        engine.run(torch.zeros(3, 5), "eager")

@@ -1,6 +1,6 @@
 import pytest
 
-from models.errors import BackendUnavailableError, InputError, MLPError, UnknownBackendError
+from models.errors import BackendUnavailableError, InputError, MLPError, OutOfMemoryError, UnknownBackendError
 from service import errors
 
 
@@ -19,6 +19,7 @@ def test_every_service_error_has_a_code_and_every_code_a_status() -> None:
         (InputError("x"), 400, "bad_request"),
         (UnknownBackendError("x", ("eager",)), 400, "bad_request"),
         (BackendUnavailableError("fused", "no compiler", ("eager",)), 503, "backend_unavailable"),
+        (OutOfMemoryError(9, "cuda:0"), 503, "backend_unavailable"),
         (errors.RemoteError("deadline_exceeded", "late"), 504, "deadline_exceeded"),
         (errors.RemoteError("made-up", "x"), 500, "internal"),
         (RuntimeError("/root/secret.py line 3"), 500, "internal"),

@@ -330,3 +330,24 @@ def test_a_reply_without_a_body_keeps_its_place(server: RunningServer) -> None:
             while data := connection.recv(65536):
                 reply += data
         assert [part[:4] for part in reply.split(b"HTTP/1.1 ")[1:]] == [b"404 ", b"400 "]
+
+
+def test_connections_beyond_the_bound_are_refused_and_those_within_it_served(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--max-connections", "2").wait_ready()
+    body = json.dumps({"inputs": [0.5] * 8}).encode()
+    with contextlib.ExitStack() as open_connections:
+        pool = [
+            open_connections.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            for _ in range(2)
+        ]
+        for connection in pool:
+            connection.sendall(request("/predict", body))
+            assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        reply = talk(server.port, request("/predict", body))
+        status, document = parsed(reply)
+        assert (status, document["code"]) == (429, "overloaded")
+        assert b"retry-after: 1" in reply
+        pool[0].sendall(request("/predict", body))
+        assert pool[0].recv(65536).startswith(b"HTTP/1.1 200")
+    server.wait_until(lambda: talk(server.port, request("/predict", body, CLOSE)).startswith(b"HTTP/1.1 200"))
+    assert server.stop() == 0

@@ -1,0 +1,55 @@
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.service.running_server import RunningServer, Start
+
+pytestmark = pytest.mark.slow  # real servers
+
+EAGER = ("--backends", "eager")
+
+
+def objects(server: RunningServer) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+
+
+def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--log-format", "json", "--log-requests").wait_ready()
+    good, bad = {"inputs": [[0.5] * 8] * 3}, {"inputs": [[0.5] * 7]}
+    for name, body in (("a", good), ("b", bad)):
+        httpx.post(server.url + "/predict", json=body, headers={"x-request-id": name})
+    httpx.get(server.url + "/backend")
+    server.wait_until(lambda: len(objects(server)) == 2)
+    first, second = objects(server)
+    assert first | {"status": 200, "backend": "eager", "rows": 3, "batch_rows": 3, "request_id": "a"} == first
+    assert {"time", "level", "logger", "message", "queue_us", "compute_us", "total_us"} <= first.keys()
+    assert second | {"status": 400, "code": "bad_request", "request_id": "b"} == second
+    assert server.stop() == 0
+
+
+def test_no_request_leaves_a_line_unless_asked(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    before = server.output
+    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
+    assert server.stop() == 0
+    assert server.output == before
+
+
+def test_what_goes_wrong_is_told_as_json_too_the_host_framework_s_complaints_included(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--log-format", "json").wait_ready()
+    screen = set(server.output.splitlines())
+    with server.stopped("worker") as worker:
+        os.kill(worker, signal.SIGKILL)
+    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.stop() == 0
+    later = [line for line in server.output.splitlines() if line not in screen]
+    assert [line for line in later if not line.startswith(("{", "warming up"))] == []
+    assert {each["level"] for each in objects(server)} <= {"WARNING", "ERROR"}

@@ -1,0 +1,170 @@
+"""One worker's loop, turned by hand, with a caller at the other end of a real socket."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models.errors import OutOfMemoryError
+from service.wire import Decoder, Frame, Kind, header
+from service.worker import WorkerServer, listen
+
+BACKENDS = ("eager", "fused")
+FOREVER_NS = 10**18
+
+
+class Caller:
+    """A worker, and a connection to it."""
+
+    def __init__(self, path: Path, run: Callable[..., Tensor], max_batch_rows: int = 64) -> None:
+        self._listener = listen(path)
+        self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}")
+        self.worker.watch_listener()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.connect(str(path))
+        self._decoder = Decoder()
+        self.turn()
+        assert [frame.kind for frame in self.received()] == [Kind.HELLO]
+
+    def send(self, *frames: Frame) -> None:
+        self._socket.sendall(b"".join(header(frame) + bytes(frame.payload) for frame in frames))
+
+    def turn(self) -> None:
+        self.worker.turn()
+
+    def received(self) -> list[Frame]:
+        self._socket.setblocking(False)
+        try:
+            return self._decoder.feed(self._socket.recv(1 << 20))
+        except BlockingIOError:
+            return []
+
+    def close(self) -> None:
+        self._socket.close()
+        self.worker.close()
+        self._listener.close()
+
+
+Connect = Callable[..., Caller]
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Iterator[Connect]:
+    callers: list[Caller] = []
+
+    def make(run: Callable[..., Tensor], max_batch_rows: int = 64) -> Caller:
+        callers.append(Caller(tmp_path / f"{len(callers)}.sock", run, max_batch_rows))
+        return callers[-1]
+
+    yield make
+    for caller in callers:
+        caller.close()
+
+
+def infer(request_id: int, rows: int = 1, backend: int = 0, deadline_ns: int = FOREVER_NS) -> Frame:
+    values = np.full((rows, 2), request_id, dtype=np.float32)
+    return Frame(Kind.INFER, request_id, values.tobytes(), backend, rows, time.monotonic_ns(), deadline_ns)
+
+
+def echo(rows: Tensor, backend: str) -> Tensor:
+    return rows.clone()
+
+
+def test_what_waits_is_computed_together_and_each_gets_its_own_rows(connect: Connect) -> None:
+    caller = connect(echo)
+    caller.send(infer(7, rows=2), infer(8), infer(9, rows=3))
+    caller.turn()
+    frames = caller.received()
+    assert [(frame.kind, frame.request_id, frame.rows, frame.batch_rows) for frame in frames] == [
+        (Kind.RESULT, 7, 2, 6),
+        (Kind.RESULT, 8, 1, 6),
+        (Kind.RESULT, 9, 3, 6),
+    ]
+    for frame in frames:
+        assert set(np.frombuffer(frame.payload, dtype=np.float32)) == {float(frame.request_id)}
+
+
+def test_a_cancelled_request_leaves_the_queue_uncomputed(connect: Connect) -> None:
+    caller = connect(echo)
+    caller.send(infer(1), infer(2, rows=5), Frame(Kind.CANCEL, 2, b""), Frame(Kind.CANCEL, 99, b""))
+    caller.turn()
+    kinds = {frame.request_id: (frame.kind, frame.batch_rows) for frame in caller.received()}
+    assert kinds == {2: (Kind.CANCELLED, 0), 1: (Kind.RESULT, 1)}
+
+
+def test_a_request_whose_time_is_up_is_answered_and_not_computed(connect: Connect) -> None:
+    caller = connect(echo)
+    caller.send(infer(1, deadline_ns=1), infer(2))
+    caller.turn()
+    frames = {frame.request_id: frame for frame in caller.received()}
+    assert bytes(frames[1].payload).startswith(b"deadline_exceeded\n")
+    assert (frames[2].kind, frames[2].batch_rows) == (Kind.RESULT, 1)
+
+
+def test_a_request_at_fault_fails_alone(connect: Connect) -> None:
+    def fails_on_three(rows: Tensor, backend: str) -> Tensor:
+        if bool((rows == 3).any()):
+            raise RuntimeError("three")
+        return echo(rows, backend)
+
+    caller = connect(fails_on_three)
+    caller.send(*(infer(request_id) for request_id in range(1, 6)))
+    caller.turn()
+    frames = {frame.request_id: frame for frame in caller.received()}
+    assert [request_id for request_id, frame in frames.items() if frame.kind == Kind.ERROR] == [3]
+    assert bytes(frames[3].payload) == b"internal\nRuntimeError: three"
+    assert len(frames) == 5
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts_and_what_never_fits_is_told(connect: Connect) -> None:
+    sizes: list[int] = []
+
+    def holds_four(rows: Tensor, backend: str) -> Tensor:
+        if len(rows) > 4:
+            raise OutOfMemoryError(len(rows), "cuda:0")
+        sizes.append(len(rows))
+        return echo(rows, backend)
+
+    caller = connect(holds_four)
+    caller.send(*(infer(request_id) for request_id in range(10)), infer(10, rows=5))
+    caller.turn()
+    frames = {frame.request_id: frame for frame in caller.received()}
+    assert [request_id for request_id, frame in frames.items() if frame.kind == Kind.RESULT] == list(range(10))
+    assert bytes(frames[10].payload).startswith(b"backend_unavailable\ncuda:0 has not enough free memory for 5 rows")
+    assert sum(sizes) == 10
+    assert max(sizes) > 1
+    caller.send(infer(11))
+    caller.turn()
+    assert [frame.kind for frame in caller.received()] == [Kind.RESULT]
+
+
+def test_rows_that_overflow_or_are_not_numbers_change_no_neighbour(connect: Connect) -> None:
+    caller = connect(lambda rows, backend: (rows * 1e38).sum(-1, keepdim=True))  # noqa: ARG005
+    rows = torch.tensor([[1.0, 2.0], [float("nan"), 1.0], [float("inf"), 1.0], [3e38, 3e38], [0.5, 0.5]])
+    for request_id, row in enumerate(rows):
+        caller.send(Frame(Kind.INFER, request_id, row.numpy().tobytes(), 0, 1, 0, FOREVER_NS))
+    caller.turn()
+    values = [float(np.frombuffer(frame.payload, dtype=np.float32)[0]) for frame in caller.received()]
+    assert values[0] == pytest.approx(3e38)
+    assert values[4] == pytest.approx(1e38)
+    assert not np.isfinite(values[1:4]).any()
+
+
+def test_a_caller_that_is_gone_takes_its_requests_along(connect: Connect, tmp_path: Path) -> None:
+    caller = connect(echo)
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    other.connect(str(tmp_path / "0.sock"))
+    caller.turn()
+    other.sendall(header(infer(5, rows=8)) + bytes(infer(5, rows=8).payload))
+    other.close()
+    caller.send(infer(6))
+    frames = caller.received()
+    while not frames:
+        caller.turn()
+        frames = caller.received()
+    assert [(frame.request_id, frame.rows) for frame in frames] == [(6, 1)]
