@@ -265,10 +265,12 @@ class Dispatcher:
         self._timeout_s = timeout_s
         self._tasks: list[asyncio.Task[None]] = []
         self._up: list[WorkerLink] = []
+        self._process: int | None = None
         self._states = self._merged_states()
 
-    def start(self) -> None:
-        """Connect to every worker, now and whenever it comes back."""
+    def start(self, process: int) -> None:
+        """Connect to every worker, now and whenever it comes back; `process` is this HTTP process's number."""
+        self._process = process
         self._tasks = [asyncio.create_task(self._stay_connected(index)) for index in range(len(self._sockets))]
 
     async def close(self) -> None:
@@ -306,7 +308,7 @@ class Dispatcher:
     @property
     def is_ready(self) -> bool:
         """Whether every worker is warm and the server is not stopping."""
-        return all(link and link.is_up for link in self._links) and not self.state.is_draining
+        return len(self._up) == len(self._links) and not self.state.is_draining
 
     @property
     def rows_in_flight(self) -> int:
@@ -324,12 +326,13 @@ class Dispatcher:
     def _refresh(self) -> None:
         self._up = [link for link in self._links if link and link.is_up]
         self._states = self._merged_states()
+        if self._process is not None:
+            self.state.set_ready(self._process, len(self._up) == len(self._links))
 
     def _merged_states(self) -> dict[str, BackendState]:
         starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.backends}
-        links = [link for link in self._links if link and link.is_up]
-        merged = dict(links[0].backends) if links else starting
-        for link in links[1:]:
+        merged = dict(self._up[0].backends) if self._up else starting
+        for link in self._up[1:]:
             merged.update({name: state for name, state in link.backends.items() if state.state == "unavailable"})
         return merged
 

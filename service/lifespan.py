@@ -21,7 +21,8 @@ def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_
     @contextlib.asynccontextmanager
     async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
         setproctitle("fused-mlp-server: http")
-        metrics.claim(process_number())
+        process = process_number()
+        metrics.claim(process)
         configure_logs()
         loop = asyncio.get_running_loop()
         finish = signal.getsignal(signal.SIGTERM)  # uvicorn's: stop listening, answer what is in flight, end
@@ -46,7 +47,7 @@ def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_
                 drain()
 
             loop.add_reader(sentinel, lose_parent)
-        dispatcher.start()
+        dispatcher.start(process)
         try:
             async with original(app) as state:
                 yield state

@@ -40,7 +40,7 @@ class Server:
             threads = settings.worker_threads(devices)
         except ValueError as error:
             raise StartError(str(error)) from None
-        self.state = SharedState()
+        self.state = SharedState(settings.api_servers)
         if settings.default_backend != "auto":
             self.state.default_backend = settings.backends.index(settings.default_backend)
         plan = WorkerPlan(

@@ -11,10 +11,11 @@ _WORD = struct.Struct("<i")
 
 
 class SharedState:
-    """The default backend and whether the server is draining, in memory that forked processes inherit."""
+    """The default backend, who is ready and whether the server is draining, in memory that forked processes inherit."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 2 * _WORD.size)
+    def __init__(self, processes: int = 1) -> None:
+        """`processes` is the number of HTTP processes."""
+        self._memory = mmap.mmap(-1, 2 * _WORD.size + processes)
         self.default_backend = AUTO
 
     @property
@@ -34,3 +35,12 @@ class SharedState:
     def start_draining(self) -> None:
         """Let every process refuse new requests from now on."""
         _WORD.pack_into(self._memory, _WORD.size, 1)
+
+    def set_ready(self, process: int, is_ready: bool) -> None:
+        """Tell whether the HTTP process number `process` can reach every worker."""
+        self._memory[2 * _WORD.size + process] = is_ready
+
+    @property
+    def are_all_ready(self) -> bool:
+        """Whether every HTTP process can reach every worker."""
+        return all(self._memory[2 * _WORD.size :])

@@ -52,7 +52,7 @@ class Watch(threading.Thread):
         announce: Callable[[list[Hello]], None],
         metrics: Metrics,
     ) -> None:
-        """`announce` is called once, with every worker's first frame, when all are warm and `address` answers."""
+        """`announce` is called once, with every worker's first frame, when all are ready and `address` answers."""
         super().__init__(name="watch", daemon=True)
         self._host = host
         self._state = state
@@ -89,7 +89,8 @@ class Watch(threading.Thread):
                 break
             self._greet_workers()
             self._count_restarts()
-            if not is_announced and len(self._ready) == len(self._sockets) and self._answers():
+            is_ready = len(self._ready) == len(self._sockets) and self._state.are_all_ready
+            if not is_announced and is_ready and self._answers():
                 self._announce(list(self._ready.values()))
                 is_announced = True
         self.is_stopping = True
