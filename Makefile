@@ -28,12 +28,18 @@ $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/runtime.stamp
 	@$(PIP) -r requirements/dev.txt
 	@touch $@
 
+.judges/stamp: requirements/judges.txt | $(BIN)/python
+	@echo "Setting up .judges (other people's clients, for the tests)." >&2
+	@$(BIN)/python -m venv .judges 2>/dev/null || { $(BIN)/python -m venv --without-pip .judges && $(BIN)/pip --disable-pip-version-check --python .judges/bin/python install -q pip; }
+	@.judges/bin/pip --disable-pip-version-check install -q -r requirements/judges.txt
+	@touch $@
+
 setup: $(VENV)/runtime.stamp  ## Set up .venv with what the server needs.
 
 serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
 	@exec $(BIN)/python -m service $(ARGS)
 
-test: $(VENV)/dev.stamp  ## Run the whole suite; flags: make test ARGS="-k wire".
+test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite; flags: make test ARGS="-k wire".
 	@exec $(BIN)/python -m pytest $(ARGS)
 
 test-quick: $(VENV)/dev.stamp  ## Run what takes under a minute.
@@ -57,7 +63,7 @@ gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch,
 docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md.
 	@$(BIN)/python -m docs.render
 
-loadtest: $(VENV)/dev.stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
+loadtest: $(VENV)/dev.stamp .judges/stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
 	@exec $(BIN)/locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 $(ARGS)
 
 image:  ## Build the Docker image.
@@ -68,4 +74,4 @@ format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
 	@$(BIN)/ruff format .
 
 clean:  ## Remove .venv and the tools' caches.
-	@rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .judges .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

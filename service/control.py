@@ -19,7 +19,7 @@ NAME = "fused-mlp-server"
 VERSION = "0.1.0"
 
 PAGE = FilePath(__file__).parent / "static/index.html"
-HOST_ROUTES = ("/", "/info")  # LitServe's own, which say nothing of the model
+HOST_ROUTES = ("/", "/info", "/health")  # LitServe's own, which say nothing of the model, or nothing typed
 
 ModelName = Annotated[str, Path(description="the served model's name")]
 
@@ -67,6 +67,7 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig, metric
         """Answer 200 as long as the process answers at all."""
         return openinference.Live(live=True)
 
+    @app.get("/health", tags=["operation"])
     @app.get("/v2/health/ready", tags=["Open Inference Protocol"])
     async def ready() -> openinference.Ready:
         """Answer 200 when every worker has every backend warm, else 503."""

@@ -127,7 +127,8 @@ class Infer(Operation):
         """See `Operation`."""
         declared = headers.get(openinference.LENGTH_HEADER)
         json_bytes = None if declared is None else openinference.json_length(declared)
-        return openinference.parse_infer(body, self.options.width_in, self.options.max_request_rows, json_bytes)
+        options = self.options
+        return openinference.parse_infer(body, options.width_in, options.max_request_rows, json_bytes, options.model)
 
     def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:  # noqa: ARG002
         """See `Operation`."""

@@ -74,6 +74,7 @@ class InferBody(Body):
     """Body of `POST /v2/models/{name}/infer`."""
 
     id: str | None = Field(None, max_length=MAX_ID_CHARACTERS)
+    model_name: str | None = Field(None, description="the path's; KServe's client sends it, the protocol does not")
     parameters: InferParameters | None = None
     inputs: list[RequestInput]
     outputs: list[RequestOutput] | None = None
@@ -159,7 +160,9 @@ class InferRequest(InferenceRequest):
     is_binary_reply: bool = False
 
 
-def parse_infer(body: bytes | bytearray, width: int, max_rows: int, json_bytes: int | None = None) -> InferRequest:
+def parse_infer(
+    body: bytes | bytearray, width: int, max_rows: int, json_bytes: int | None = None, model: str | None = None
+) -> InferRequest:
     """Read the body of `POST /v2/models/{name}/infer`.
 
     Args:
@@ -167,6 +170,7 @@ def parse_infer(body: bytes | bytearray, width: int, max_rows: int, json_bytes: 
         width: the model's input width.
         max_rows: most rows taken.
         json_bytes: length of the JSON part, where the header tells it.
+        model: the path's, which the body may repeat.
 
     Raises:
         BadRequestError: the body is not one that the protocol or the model takes.
@@ -178,6 +182,8 @@ def parse_infer(body: bytes | bytearray, width: int, max_rows: int, json_bytes: 
         )
     parsed = validate(InferBody, parse_json(body if json_bytes is None else body[:json_bytes]))
     binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
+    if parsed.model_name is not None and parsed.model_name != model:
+        raise BadRequestError(f"model_name: the path has {model!r}, the body {shortened(parsed.model_name)}")
     names = [tensor.name for tensor in parsed.inputs[:8]]
     if names != [INPUT]:
         raise BadRequestError(f"inputs: expected one tensor, named {INPUT!r}, got {shown(names)}")

@@ -76,7 +76,6 @@ class Server:
             settings.timeout_s,
             self.metrics,
         )
-        api.is_ready = lambda: dispatcher.is_ready
         app: FastAPI = self.host.app
         add_routes(app, dispatcher, config, self.metrics)
         describe(app, NAME, VERSION)

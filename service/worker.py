@@ -54,16 +54,11 @@ class WorkerPlan:
 
 
 class EngineAPI(ls.LitAPI):  # type: ignore[misc]
-    """What LitServe runs: `setup` in the worker, `health` in the API processes."""
+    """What LitServe runs in each worker."""
 
     def __init__(self, plan: WorkerPlan) -> None:
         super().__init__(loop=EngineLoop(), api_path="/predict")
         self.plan = plan
-        self.is_ready: Callable[[], bool] = lambda: False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the API processes' side behind when a worker is started."""
-        return {name: value for name, value in self.__dict__.items() if name != "is_ready"}
 
     def setup(self, device: str) -> None:
         """Load the engine; what prevents it ends the process with one line on stderr."""
@@ -88,10 +83,6 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Run rows through the engine: `predict(rows, backend=...)`."""
         return self.engine.run(x, kwargs["backend"])
-
-    def health(self) -> bool:
-        """Answer LitServe's `/health`."""
-        return self.is_ready()
 
 
 class EngineLoop(LitLoop):  # type: ignore[misc]

@@ -64,5 +64,4 @@ def test_the_python_of_the_readme_runs() -> None:
 def test_the_readme_names_every_route(client: httpx.Client) -> None:
     routes = (line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
     shown = set(re.findall(r"/[\w{}/.]*", " ".join(routes)))
-    own = set(client.get("/openapi.json").json()["paths"]) - {"/health"}  # LitServe's, for its callers
-    assert own - shown == set()
+    assert set(client.get("/openapi.json").json()["paths"]) - shown == set()

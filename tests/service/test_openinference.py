@@ -143,3 +143,10 @@ def test_metadata_names_one_input_and_one_output_of_any_row_count() -> None:
     described = model_metadata("m", 3, 5).model_dump()
     assert described["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 3]}]
     assert described["outputs"] == [{"name": "output", "datatype": "FP32", "shape": [-1, 5]}]
+
+
+def test_the_body_may_repeat_the_paths_model_and_no_other() -> None:
+    whole = orjson.dumps(body(model_name="digits"))
+    assert len(parse_infer(whole, WIDTH, 8, model="digits").rows) == 2
+    with pytest.raises(BadRequestError, match=r"model_name: the path has 'other', the body 'digits'"):
+        parse_infer(whole, WIDTH, 8, model="other")
