@@ -132,18 +132,16 @@ class Infer(Operation):
 
     def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:  # noqa: ARG002
         """See `Operation`."""
-        reply: dict[str, Any] = {"model_name": self.options.model}
-        if request.id is not None:
-            reply["id"] = request.id
-        reply["parameters"] = {"backend": result.backend, "implementation": result.implementation}
-        shape = [*request.shape, result.rows.shape[1]]
-        output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": shape}
+        shape = (*request.shape, result.rows.shape[1])
         if isinstance(request, openinference.InferRequest) and request.is_binary_reply:
-            reply["outputs"] = [output | {"parameters": {"binary_data_size": result.rows.nbytes}}]
-            return binary_reply(reply, result.rows.data.cast("B"), result_head(result))
+            head = openinference.binary_head(
+                self.options.model, request.id, result.backend, result.implementation, shape, result.rows.nbytes
+            )
+            return binary_reply(head, result.rows.data.cast("B"), result_head(result))
         schemas.require_finite(result.rows)
-        reply["outputs"] = [output | {"data": result.rows.reshape(-1)}]
-        return json_reply(reply, result_head(result))
+        reply = openinference.reply_head(self.options.model, request.id, result.backend, result.implementation)
+        output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": shape, "data": result.rows.reshape(-1)}
+        return json_reply(reply | {"outputs": [output]}, result_head(result))
 
 
 class Inference:

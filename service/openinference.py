@@ -6,9 +6,11 @@ https://github.com/triton-inference-server/server, docs/protocol/extension_binar
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Any
 
 import numpy as np
+import orjson
 from pydantic import Field
 
 from service.errors import BadRequestError, TooLargeError
@@ -31,6 +33,7 @@ LENGTH_HEADER = b"inference-header-content-length"
 DATATYPES = ("FP32", "FP64", "FP16")  # as JSON numbers
 ITEM_BYTES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}  # as binary data, little-endian
 MAX_DIMENSION = 1 << 40
+REMEMBERED_BYTES = 1024
 
 
 class InferParameters(Body):
@@ -180,7 +183,10 @@ def parse_infer(
         raise BadRequestError(
             f"Inference-Header-Content-Length: expected at most the body's {len(body)} bytes, got {json_bytes}"
         )
-    parsed = validate(InferBody, parse_json(body if json_bytes is None else body[:json_bytes]))
+    if json_bytes is not None and json_bytes <= REMEMBERED_BYTES:
+        parsed = _remembered(bytes(body[:json_bytes]))
+    else:
+        parsed = validate(InferBody, parse_json(body if json_bytes is None else body[:json_bytes]))
     binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
     if parsed.model_name is not None and parsed.model_name != model:
         raise BadRequestError(f"model_name: the path has {model!r}, the body {shortened(parsed.model_name)}")
@@ -203,6 +209,27 @@ def parse_infer(
         if output.parameters and output.parameters.binary_data is not None:
             is_binary = output.parameters.binary_data
     return InferRequest(rows, tuple(tensor.shape[:-1]), parameters.backend, timeout_s, parsed.id, is_binary)
+
+
+def reply_head(model: str, request_id: str | None, backend: str, implementation: str) -> dict[str, Any]:
+    """Return what a reply says beside its output."""
+    name = {} if request_id is None else {"id": request_id}
+    return {"model_name": model, **name, "parameters": {"backend": backend, "implementation": implementation}}
+
+
+@lru_cache(maxsize=256)
+def binary_head(
+    model: str, request_id: str | None, backend: str, implementation: str, shape: tuple[int, ...], size: int
+) -> bytes:
+    """Return the JSON part of a reply whose output of `size` bytes follows it; those of one client are mostly alike."""
+    output = {"name": OUTPUT, "datatype": "FP32", "shape": shape, "parameters": {"binary_data_size": size}}
+    return orjson.dumps(reply_head(model, request_id, backend, implementation) | {"outputs": [output]})
+
+
+@lru_cache(maxsize=256)
+def _remembered(json_part: bytes) -> InferBody:
+    """Read the JSON part of a binary request; a client's are mostly alike, and what is returned is never changed."""
+    return validate(InferBody, parse_json(json_part))
 
 
 def shown(names: list[str]) -> str:

@@ -37,9 +37,8 @@ def json_reply(document: Any, head: bytes = b"", status: int = 200) -> Reply:
     return Reply(status, b"content-type: application/json\r\ncontent-length: %d\r\n%b" % (len(body), head), body)
 
 
-def binary_reply(document: Any, data: memoryview, head: bytes) -> Reply:
+def binary_reply(json_part: bytes, data: memoryview, head: bytes) -> Reply:
     """Return a JSON part and the binary data that it describes."""
-    json_part = orjson.dumps(document)
     body = b"".join((json_part, data))
     lengths = b"inference-header-content-length: %d\r\ncontent-length: %d\r\n" % (len(json_part), len(body))
     return Reply(200, b"content-type: application/octet-stream\r\n%b%b" % (lengths, head), body)

@@ -1,4 +1,6 @@
+import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import STATUS
 from service.metrics import SECONDS, Metrics
-from tests.service.running_server import Start
+from tests.service.running_server import ROOT, Start
 
 BACKENDS = ("eager", "fused")
 
@@ -90,6 +92,16 @@ def test_what_forked_processes_count_is_added_up() -> None:
     assert value(text, "mlp_batch_rows_sum", backend="eager") == 6000
     assert (value(text, "mlp_queue_rows"), value(text, "mlp_inflight_requests")) == (3, 3)
     assert value(text, "mlp_worker_restarts_total") == 1
+
+
+def test_the_dashboard_asks_for_what_there_is_and_leaves_nothing_out() -> None:
+    dashboard = json.loads((ROOT / "docs/grafana.json").read_text())
+    queries = " ".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+    asked = set(re.findall(r"mlp_\w+", queries))
+    there = {name for name, _ in samples(scraped(Metrics(BACKENDS, 1)))}
+    assert asked <= there
+    kinds = re.compile(r"_(bucket|sum|count|total)$")
+    assert {kinds.sub("", name) for name in asked} == {kinds.sub("", name) for name in there}
 
 
 @pytest.mark.slow
