@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from setproctitle import setproctitle
 
 from service.dispatch import Dispatcher
+from service.heap import freeze_heap
 from service.metrics import Metrics
 from service.watch import ANSWER_S, NOTICE_S, unblock_signals
 
@@ -48,6 +49,7 @@ def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_
 
             loop.add_reader(sentinel, lose_parent)
         dispatcher.start(process)
+        freeze_heap()
         try:
             async with original(app) as state:
                 yield state

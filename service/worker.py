@@ -26,6 +26,7 @@ from models.errors import MLPError, OutOfMemoryError
 from service import logs
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of
+from service.heap import freeze_heap
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
 from service.wire import Decoder, Frame, Kind, header
@@ -118,6 +119,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
             "parameters": engine.parameter_count,
             "backends": {name: asdict(status) for name, status in engine.backends.items()},
         }
+        freeze_heap()
         with listen(plan.socket(worker_id)) as listener:
             WorkerServer(
                 listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello), plan.spin_us
