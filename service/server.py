@@ -72,7 +72,7 @@ class Server:
             self.sockets,
             settings.backends,
             self.state,
-            settings.max_queue_rows // settings.api_servers,
+            settings.queue_rows(devices) // settings.api_servers,
             settings.timeout_s,
             self.metrics,
         )

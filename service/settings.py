@@ -72,8 +72,12 @@ class Settings(BaseSettings):
         validate_default=True,
         description="most bytes in one request body; unset: what max-request-rows of JSON need, 32 a number and 64 KiB",
     )
-    max_queue_rows: int = Field(
-        16_384, ge=1, description="most rows accepted and not yet answered; beyond it requests get 429"
+    max_queue_rows: int | None = Field(
+        None,
+        ge=1,
+        validate_default=True,
+        description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
+        "requests get 429; unset: two batches a worker, one that computes and one that waits",
     )
     timeout_s: float = Field(30.0, gt=0, le=3600, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
@@ -138,10 +142,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"max_request_rows: expected at most max-batch-rows, {self.max_batch_rows}, got {self.max_request_rows}"
             )
-        if self.max_queue_rows < self.request_rows * self.api_servers:
+        least = self.request_rows * self.api_servers
+        if self.max_queue_rows is not None and self.max_queue_rows < least:
             raise ValueError(
-                f"max_queue_rows: expected at least max-request-rows times api-servers, "
-                f"{self.request_rows * self.api_servers}, got {self.max_queue_rows}"
+                f"max_queue_rows: expected at least max-request-rows times api-servers, {least}, got "
+                f"{self.max_queue_rows}"
             )
         self.worker_threads()
         return self
@@ -150,6 +155,12 @@ class Settings(BaseSettings):
     def request_rows(self) -> int:
         """Most rows in one request."""
         return self.max_batch_rows if self.max_request_rows is None else self.max_request_rows
+
+    def queue_rows(self, devices: int = 1) -> int:
+        """Most rows in flight, where `devices` devices have `workers` workers each."""
+        if self.max_queue_rows is not None:
+            return self.max_queue_rows
+        return max(2 * self.max_batch_rows * self.workers * devices, self.request_rows * self.api_servers)
 
     def body_bytes(self, width: int) -> int:
         """Most bytes in one request body, for a model that takes rows of `width` numbers."""

@@ -90,3 +90,18 @@ def test_the_key_is_masked_wherever_settings_are_shown() -> None:
 
 def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "devices", "rows"),
+    [
+        ([], 1, 2048),
+        (["--workers", "2"], 2, 8192),
+        (["--max-batch-rows", "8"], 1, 16),
+        (["--api-servers", "4"], 1, 4096),
+        (["--max-queue-rows", "5000"], 2, 5000),
+    ],
+    ids=str,
+)
+def test_the_queue_holds_two_batches_a_worker_unless_told(flags: list[str], devices: int, rows: int) -> None:
+    assert settings.load(flags).queue_rows(devices) == rows

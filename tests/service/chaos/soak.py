@@ -76,6 +76,7 @@ def soak(server: RunningServer, seconds: float, rate: float) -> dict[str, object
     for caller in callers:
         caller.join()
     server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)
+    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == kills)
     counted = {
         str(status): server.metric("mlp_requests_total", status=str(status)) for status in (200, 400, 429, 503, 504)
     }
