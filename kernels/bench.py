@@ -19,6 +19,7 @@ from kernels.activation import gated_activation, gated_activation_torch
 from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.linear import linear, linear_torch
 from kernels.norm import rms_norm, rms_norm_torch
+from kernels.norm_cpu import RMSNormCPU
 from kernels.progress import Progress
 from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof
 
@@ -181,6 +182,12 @@ def _cpu_contests(dtype: torch.dtype, rows: int, width: int, out: int) -> Iterat
         for hint, each in packed.items()
     }
     yield _Contest("linear residual", dtype, shape, linear_work(*shape, size, 1), ways)
+    scale = torch.ones(width, dtype=dtype)
+    ways = {
+        "plain": partial(F.rms_norm, x, (width,), scale, 1e-6),
+        "fewer passes": partial(RMSNormCPU(scale, 1e-6), x),
+    }
+    yield _Contest("rms_norm", dtype, shape, elementwise_work(rows, width, size, 1), ways)
 
 
 def _gpu_contests(

@@ -28,7 +28,9 @@ def test_every_way_is_measured_cold_and_warm(small: None, tmp_path: Path, capsys
     document = json.loads(path.read_text())
     dtypes = [each for each in module.CPU_DTYPES if unavailable(each) is None]
     ways = ["plain", *(f"packed for {hint}" for hint in HINTS)]
-    assert len(document["rows"]) == len(dtypes) * 2 * 3 * 2 * len(ways)
+    contests = len(dtypes) * 2 * 2  # of two row counts, cold and warm
+    assert len(document["rows"]) == contests * (3 * len(ways) + 2)
+    assert {row["way"] for row in document["rows"] if row["op"] == "rms_norm"} == {"plain", "fewer passes"}
     assert [row["way"] for row in document["rows"][: len(ways)]] == ways
     for row in document["rows"]:
         assert 0 < row["low_us"] <= row["median_us"] <= row["high_us"]
