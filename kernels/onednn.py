@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-# Packed for 64 rows, a 768x3072 weight is within 3% of the best packing at every row count from 4 to 1024, in float32
-# and bfloat16 alike; at 1 or 2 rows, in float32 only, a packing for 1 row is 10% faster. One packing serves all.
-PACKING_ROWS = 64
+# One packing serves all row counts: docs/results/onednn.json has it within 4% of the best at each of them, from 1 to
+# 256, in float32 and bfloat16, and within 0.6% in the mean; packed for 64 rows 1 row took up to 1.2 times as long, for 1
+# row 1.8 times.
+PACKING_ROWS = 256
 
 # Names are the models'; the pair is oneDNN's (attribute, algorithm).
 ACTIVATIONS = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "silu": ("swish", ""), "relu": ("none", "")}
@@ -56,13 +57,13 @@ def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
 def plain_rows(dtype: torch.dtype, in_features: int, out_features: int) -> int:
     """Return up to how many rows PyTorch's own product and a pass in place are faster than oneDNN's call.
 
-    A oneDNN call costs some 16 us before it multiplies. Measured on two Zen 4 cores for weights of 64x64 to 768x3072:
-    in float32 the plain way wins below 2 million multiplications while the weight has fewer than 131,072 elements
-    (64x192, 1 row: 5 us against 20), never with larger ones; in bfloat16 only for 1 row of the smallest weights.
+    A oneDNN call costs some 15 us before it multiplies. By docs/results/onednn.json, in float32 the plain way wins up to
+    300,000 multiplications while the weight has fewer than 262,144 elements, and no longer at 64 rows of 64x192 where a
+    GELU follows, though it would without one (1.3 times); in bfloat16 only for 1 row of the smallest weights.
     """
     elements = in_features * out_features
     if dtype == torch.float32:
-        return 2_000_000 // elements if elements < 131_072 else 0
+        return 300_000 // elements if elements < 262_144 else 0
     return 1 if elements <= 8_192 else 0
 
 
