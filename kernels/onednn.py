@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 # One packing serves all row counts: docs/results/onednn.json has it within 4% of the best at each of them, from 1 to
-# 256, in float32 and bfloat16, and within 0.6% in the mean; packed for 64 rows 1 row took up to 1.2 times as long, for 1
-# row 1.8 times.
+# 256, in float32 and bfloat16, and within 0.6% in the mean. Packed for 64 rows, 1 row took up to 1.2 times as long;
+# packed for 1 row, 1.8 times.
 PACKING_ROWS = 256
 
 # Names are the models'; the pair is oneDNN's (attribute, algorithm).
@@ -57,9 +57,9 @@ def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
 def plain_rows(dtype: torch.dtype, in_features: int, out_features: int) -> int:
     """Return up to how many rows PyTorch's own product and a pass in place are faster than oneDNN's call.
 
-    A oneDNN call costs some 15 us before it multiplies. By docs/results/onednn.json, in float32 the plain way wins up to
-    300,000 multiplications while the weight has fewer than 262,144 elements, and no longer at 64 rows of 64x192 where a
-    GELU follows, though it would without one (1.3 times); in bfloat16 only for 1 row of the smallest weights.
+    A oneDNN call costs some 15 us before it multiplies. By docs/results/onednn.json, in float32 the plain way wins up
+    to 300,000 multiplications while the weight has fewer than 262,144 elements, and no longer at 64 rows of 64x192
+    where a GELU follows, though it would without one (1.3 times); in bfloat16 only for 1 row of the smallest weights.
     """
     elements = in_features * out_features
     if dtype == torch.float32:

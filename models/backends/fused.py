@@ -19,9 +19,9 @@ class FusedOnCPU(Backend):
 
     Tried on two Zen 4 cores at 768x3072, four blocks, by time against this plan's, and left out: gate and up stacked as
     one product with a pass for the gate, 1.02 to 1.04 in float32, 0.91 to 1.1 in bfloat16 on a busy machine; 128 or 256
-    rows at a time, 0.98 to 1.13. The packed products alone take 0.86 to 0.95 of it in float32 from 4 rows on. The
-    compiler's plan has the same products, and runs disagree on which is faster: in bfloat16 it took 0.83 to 0.95 of
-    this one's time in one, 0.98 to 1.07 in another.
+    rows at a time, 0.98 to 1.13. On Zen 5: activation, gate and residual as passes of their own, 1.04 to 1.1. The
+    compiler's plan has the same products and post-ops, and from 256 rows on both run at 96% and more of what one large
+    product does there (docs/results/bench-cpu-bfloat16.json), so neither has much to gain on the other.
     """
 
     implementation = "onednn"
