@@ -20,7 +20,7 @@ from service.dispatch import Ticket
 from service.errors import DrainingError, OverloadedError, ServiceError
 from service.inference import Inference, Operation, declared_length, request_id_of
 from service.polling import Poller
-from service.reply import CLOSE, Reply
+from service.reply import CLOSE, Reply, error_reply
 from service.settings import Settings
 
 STATUS_LINE_START = b"HTTP/1.1 "
@@ -196,6 +196,8 @@ class Protocol(HttpToolsProtocol):
     _failure: str | None = None  # what makes the bytes after them no request
     _head_end = b""
     _is_one_too_many = False
+    _steps = 0  # heads, pieces of body and ends that the parser has found
+    admitted: ClassVar[int] = 0
     _extra_bytes = 0  # of trailers, and of a body that comes after its answer
     _timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
@@ -209,12 +211,14 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(cast("asyncio.Transport", self._joining))
         self.flow = Flow(cast("asyncio.Transport", self._joining), self.pipeline)
         self._cycles = []
-        self._is_one_too_many = len(self.connections) > self.max_connections
+        self._is_one_too_many = Protocol.admitted >= self.max_connections
+        Protocol.admitted += not self._is_one_too_many
         self._since_s = self.loop.time()
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop watching, and give up every request that is not answered."""
+        Protocol.admitted -= not self._is_one_too_many
         if self._timer is not None:
             self._timer.cancel()
         for cycle in self._cycles:
@@ -237,8 +241,15 @@ class Protocol(HttpToolsProtocol):
         elif self._raw.is_closing() or self.flow.read_paused:  # what is late then is not late by the client's doing
             return
         elif self._is_receiving and (not is_busy or self.cycle.more_body):
-            allowed_s = self.receive_timeout_s + self._received_bytes / SLOWEST_BYTES_PER_S
-            if now_s >= self._since_s + allowed_s:
+            most_bytes = self.inference.options.max_body_bytes + MAX_HEAD_BYTES
+            allowed_s = self.receive_timeout_s + min(self._received_bytes, most_bytes) / SLOWEST_BYTES_PER_S
+            if now_s < self._since_s + allowed_s:
+                return
+            if (
+                self.cycle is not None and not is_busy and not self._is_in_head
+            ):  # the rest of a request that is answered
+                self._raw.close()
+            else:
                 self.send_400_response(f"not whole after {now_s - self._since_s:.0f} s")
         elif not is_busy and now_s >= self._since_s + self.keep_alive_s:
             self._raw.close()
@@ -250,16 +261,20 @@ class Protocol(HttpToolsProtocol):
         self._received_bytes += len(data)
         if self._is_in_head:
             self._head_bytes += len(data)
-            start = self._head_end + data[:MAX_HEAD_BYTES]
+            before, start = self._head_end, self._head_end + data[:MAX_HEAD_BYTES]
             self._head_end = start[-3:]  # where the end of a head may have begun
-            if self._head_bytes > MAX_HEAD_BYTES and b"\r\n\r\n" not in start:
+            end = start.find(b"\r\n\r\n")
+            if self._head_bytes > MAX_HEAD_BYTES and end < 0:
                 self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
                 return
             # An offer that may be ignored, but that the parser takes up and drops the body for.
             if b"upgrade" in data[:MAX_HEAD_BYTES].lower():
-                head, gap, body = data.partition(b"\r\n\r\n")
-                data = UPGRADE.sub(b"\r\nx-upgrade-ignored:", head) + gap + body
+                size = len(data) if end < 0 else max(0, end + 4 - len(before))  # of the head, in what came
+                data = UPGRADE.sub(b"\r\nx-upgrade-ignored:", data[:size]) + data[size:]
+        steps = self._steps
         super().data_received(data)
+        if steps == self._steps and not self._is_in_head and self.parser is not None:
+            self._count_extra(len(data), MAX_HEAD_BYTES)
 
     def on_message_begin(self) -> None:
         """Give the request its time."""
@@ -271,7 +286,11 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Take the usual inference request; start counting anew with the next one."""
         self._is_in_head = False
+        self._steps += 1
         self._head_bytes = self._extra_bytes = 0
+        if self._raw.is_closing():  # nothing is done behind a reply that ends the connection
+            self._failure = "the connection was closed"
+            return
         self._head_end = b""
         if self._is_one_too_many:
             self._refuse_connection()
@@ -293,10 +312,15 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse_connection(self) -> None:
         """Answer the first request of a connection beyond the bound, and close it."""
+        if self._failure is not None:
+            return
         self._failure = "too many connections"
         error = OverloadedError(f"the server has its {self.max_connections} connections; try again later")
-        reply = self.inference.refuse(error, request_id_of(dict(self.headers)))
-        self._raw.write(b"%b%b%b\r\n%b" % (STATUS_LINE[reply.status], reply.head, CLOSE, reply.body))
+        request_id = request_id_of(dict(self.headers))
+        reply = self.inference.refuse(error, request_id) if self.url in self.inference.targets else error_reply(error)
+        body = b"" if self.parser.get_method() == b"HEAD" else reply.body
+        head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
+        self._raw.write(head + body)
         self._raw.close()
 
     def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
@@ -323,6 +347,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, or count one that comes after its answer."""
+        self._steps += 1
         if self._failure is not None:
             return
         if self.cycle.response_complete:
@@ -336,6 +361,7 @@ class Protocol(HttpToolsProtocol):
         """Act on the request, and expect the next one's head."""
         self._is_in_head = True
         self._is_receiving = False
+        self._steps += 1
         if self._failure is not None:
             return
         if self._exchange is not None:
@@ -391,7 +417,10 @@ class Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End the connection, now or after the reply; a request that has not arrived whole is not waited for."""
-        if self._exchange is not None and self._exchange.more_body:
+        whole = [cycle for cycle in self._cycles if not cycle.response_complete and not cycle.more_body]
+        if whole:
+            whole[-1].keep_alive = False
+        elif self._exchange is not None and self._exchange.more_body:
             self._exchange.refuse(DrainingError("the server is stopping; send the request to another one"))
         elif self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
             self._raw.close()

@@ -81,6 +81,12 @@ class RunningServer:
             return httpx.get(self.url + path).status_code == status
         return False
 
+    def is_listening(self) -> bool:
+        """Whether the port takes connections."""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5):
+            return True
+        return False
+
     def pid_of(self, role: str) -> int:
         """The one process whose title names the role."""
         (pid,) = [pid for pid in descendants(self.process.pid) if title(pid) == f"fused-mlp-server: {role}"]

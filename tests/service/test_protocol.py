@@ -351,3 +351,70 @@ def test_connections_beyond_the_bound_are_refused_and_those_within_it_served(sta
         assert pool[0].recv(65536).startswith(b"HTTP/1.1 200")
     server.wait_until(lambda: talk(server.port, request("/predict", body, CLOSE)).startswith(b"HTTP/1.1 200"))
     assert server.stop() == 0
+
+
+def test_a_body_is_never_rewritten_into_another_request(server: RunningServer, client: httpx.Client) -> None:
+    before = client.get("/backend").json()
+    evil = b'PUT /backend HTTP/1.1\r\nhost: x\r\ncontent-length: 19\r\nx-request-id: evil\r\n\r\n{"default":"eager"}'
+    body = b"x" + b"\r\nupgrade:" * 20 + evil
+    sent = request("/predict", body, CLOSE)
+    for cut in (1, 2, 3):
+        at = sent.index(b"\r\n\r\n") + cut
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.sendall(sent[:at])
+            time.sleep(0.05)  # so that the rest comes by itself
+            connection.sendall(sent[at:])
+            reply = b""
+            with contextlib.suppress(ConnectionResetError):
+                while data := connection.recv(65536):
+                    reply += data
+        assert reply.count(b"HTTP/1.1 ") == 1
+        assert b"evil" not in reply
+    assert client.get("/backend").json() == before
+
+
+@pytest.mark.parametrize(
+    "half",
+    [request()[:-5], request(is_chunked=True)[:-5], b"PUT /backend HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{"],
+    ids=["usual", "chunked", "app"],
+)
+@pytest.mark.parametrize("target", ["/predict", "/predict?x=1"])
+def test_a_whole_request_is_answered_at_the_end_whatever_is_half_sent_behind_it(
+    start: Start, tiny_model: Path, target: str, half: bytes
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    whole = request(target, json.dumps({"inputs": [0.5] * 8}).encode())
+    replies: list[bytes] = []
+    with server.stopped("worker"):
+        caller = threading.Thread(target=lambda: replies.append(talk(server.port, whole + half)))
+        caller.start()
+        server.wait_until(lambda: server.accepted() == 1)
+        server.process.terminate()
+        server.wait_until(lambda: server.answers("/v2/health/live", 503) or not server.is_listening())
+    caller.join()
+    assert replies[0].startswith(b"HTTP/1.1 200")
+    assert server.wait_exit() == 0
+
+
+@pytest.mark.parametrize("endless", [b"x: " + b"a" * (1 << 22), b"a" * (1 << 22)], ids=["value", "name"])
+def test_an_endless_trailer_is_cut_off(server: RunningServer, endless: bytes) -> None:
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        assert parsed(talk(server.port, head, endless))[0] == 400
+
+
+def test_a_chunk_extension_without_end_is_cut_off(server: RunningServer) -> None:
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n2;a="
+    with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+        assert parsed(talk(server.port, head, b"a" * (1 << 22)))[0] == 400
+
+
+def test_the_rest_of_an_answered_request_that_never_comes_ends_the_connection_silently(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--receive-timeout-s", "0.3").wait_ready()
+    reply = talk(server.port, b"POST /nope HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nab")
+    assert reply.count(b"HTTP/1.1 ") == 1
+    assert parsed(reply)[0] == 404
+    assert server.stop() == 0
