@@ -169,6 +169,7 @@ def test_erf_and_tanh_gelu_are_told_apart(dtype: torch.dtype, meant: str, wrong:
     assert check(launch(op, args, wrong), args, meant) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [
@@ -263,6 +264,7 @@ def test_rejects_an_unknown_activation() -> None:
 TMA = Tile(16, 16, 16, 4, 3, "tma")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_programs_fed_by_the_copy_engine_cover_every_tile(

@@ -80,6 +80,7 @@ def test_residual_is_as_exact_as_eager(
     assert check(linear(*args[:3], activation=activation, residual=args[3]), args, activation) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", [1, 4])
 @pytest.mark.parametrize("tile", [SMALL, Tile(32, 16, 16, 4, 3), Tile(16, 32, 64, 4, 3)], ids=str)
 @pytest.mark.parametrize("shape", [(16, 128, 16), (33, 57, 19), (70, 16, 150)], ids=str)
@@ -202,6 +203,7 @@ def test_erf_and_tanh_gelu_are_told_apart(dtype: torch.dtype, meant: str, wrong:
         assert check(launch(op, args, wrong, split), args, meant) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "split"),
     [
@@ -273,6 +275,7 @@ def test_rejects_an_unknown_activation() -> None:
 TMA = Tile(16, 16, 16, 4, 3, "tma")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("multiprocessors", [1, 3, 132])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_programs_fed_by_the_copy_engine_cover_every_tile(
