@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tqdm import tqdm
+
 from loadtests.connection import Connection, UnexpectedReplyError, post
 from loadtests.server_process import ServerProcess, free_port
 
@@ -64,7 +66,7 @@ def compared(
         time_server()
     echo_ns: list[list[int]] = []
     server_ns: list[list[int]] = []
-    for _ in range(ROUNDS):
+    for _ in tqdm(range(ROUNDS), desc=client, unit="round"):
         echo_ns.append([time_echo() for _ in range(requests // ROUNDS)])
         server_ns.append([time_server() for _ in range(requests // ROUNDS)])
     ratios = [statistics.median(b) / statistics.median(a) for a, b in zip(echo_ns, server_ns, strict=True)]

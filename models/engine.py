@@ -16,10 +16,9 @@ from models.directory import resolve
 from models.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError, UnknownBackendError
 from models.mlp import MLP
 
-# Up to here one thread computes. Measured on two cores with the digits model in fused: 128 rows (20 MFLOP) take 0.25 ms
-# so and 0.17 ms with two threads, while nobody else computes. Where another process keeps a core busy, as an HTTP
-# process under load does, each product waits for the slower thread: at 32 connections the server then answered half as
-# many requests a second.
+# Up to here one thread computes. A second one takes up to 0.4 off such a product's time while nobody else computes; but
+# where another process keeps a core busy, as an HTTP process under load does, each product waits for the slower thread,
+# and the server answers about half as many requests a second.
 SMALL_FLOPS = 50_000_000
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # PyTorch has no class of its own for it
 

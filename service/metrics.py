@@ -2,7 +2,7 @@
 
 Each HTTP process has a stretch of the memory to itself, so no store waits for a lock, and a scrape, whichever process
 answers it, adds up all of them: what it shows is exact. prometheus-client's own multi-process mode keeps a file for
-each process, which outlives it, and takes six times as long per observation (1.95 us against 0.31, in one run).
+each process, which outlives it, and takes several times as long per observation.
 """
 
 import mmap

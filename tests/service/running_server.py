@@ -136,13 +136,17 @@ class RunningServer:
         self.process.wait()
 
 
-def talk(port: int, *pieces: bytes) -> bytes:
-    """Send bytes over a connection of their own and return all that comes until the server closes it."""
+def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
+    """Send bytes over a connection of their own and return all that comes until the server closes it.
+
+    A pause after each piece lets it be read by itself; a test has to hold as well where it is not.
+    """
     reply = b""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for piece in pieces:
             connection.sendall(piece)
+            time.sleep(pause_s)
         while data := connection.recv(65536):
             reply += data
     return reply

@@ -271,14 +271,7 @@ def test_trailers_are_bounded(server: RunningServer) -> None:
 def test_a_head_may_end_anywhere_in_what_is_read(server: RunningServer, target: str, cut: int) -> None:
     sent = request(target, json.dumps({"inputs": GOOD * 600}).encode(), CLOSE)
     at = sent.index(b"\r\n\r\n") + cut
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(sent[:at])
-        time.sleep(0.05)  # so that the rest comes by itself
-        connection.sendall(sent[at:])
-        reply = b""
-        while data := connection.recv(65536):
-            reply += data
+    reply = talk(server.port, sent[:at], sent[at:], pause_s=0.05)
     assert parsed(reply)[0] == 200
 
 
@@ -360,15 +353,7 @@ def test_a_body_is_never_rewritten_into_another_request(server: RunningServer, c
     sent = request("/predict", body, CLOSE)
     for cut in (1, 2, 3):
         at = sent.index(b"\r\n\r\n") + cut
-        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(sent[:at])
-            time.sleep(0.05)  # so that the rest comes by itself
-            connection.sendall(sent[at:])
-            reply = b""
-            with contextlib.suppress(ConnectionResetError):
-                while data := connection.recv(65536):
-                    reply += data
+        reply = talk(server.port, sent[:at], sent[at:], pause_s=0.05)
         assert reply.count(b"HTTP/1.1 ") == 1
         assert b"evil" not in reply
     assert client.get("/backend").json() == before
