@@ -1,0 +1,148 @@
+"""What a comparison under load leaves behind: one JSON document, written by `compare` and read by the report.
+
+A document holds measurements only; what is said of them (knees, sentences, plots) is derived from it, so that it can be
+derived again.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds from the intended start of a request to its whole reply; of the requests answered with 200."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Mean milliseconds of a request answered with 200, by where it spent them; they sum to the mean latency.
+
+    All but `wire` are the server's own words, in its headers: `x-queue-us` (waiting for its turn), `x-batch-us` (being
+    put together with others), `x-compute-us` and `x-encode-us` (reading the body and writing the reply). `wire` is the
+    rest: the network, the server's HTTP parser, and in an open loop how late the generator was.
+    """
+
+    queue: float
+    batch: float
+    compute: float
+    encode: float
+    wire: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One backend under one load in one round."""
+
+    backend: str
+    round: int
+    loop: str  # closed | open
+    users: int | None  # of a closed loop
+    rate_per_s: float | None  # offered by an open loop
+    seconds: float  # measured, the warm-up left out
+    sent: int
+    answered: int  # with 200
+    errors: dict[str, int]  # by code, as the server names it; `connection` where there was no reply
+    checked: int  # replies compared with the expected rows
+    wrong: int  # of those
+    answered_in_time: int  # with 200 within the objective
+    latency_ms: Latency | None  # None: nothing was answered
+    histogram: list[tuple[float, int]]  # upper bound in milliseconds, requests; log-spaced
+    stages_ms: Stages | None
+    batch_rows: dict[str, int]  # rows computed at once, and the requests that were
+    first_ms: float | None  # the first request of the warm-up
+    server_cpu: float | None  # cores in use, by all of the server's processes; None: it runs elsewhere
+    server_gpu: float | None  # share of the time in use; None: there is none, or it cannot be read
+    generator_cpu: float  # share of one core in use by the busiest generator process
+    late_p99_ms: float | None  # how long after its intended start a request left; of an open loop
+    invalid: str | None  # why the run says nothing about the server; None: it does
+
+    @property
+    def answered_per_s(self) -> float:
+        """Requests answered with 200 a second."""
+        return self.answered / self.seconds
+
+    @property
+    def goodput_per_s(self) -> float:
+        """Requests answered with 200 within the objective a second."""
+        return self.answered_in_time / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Knee:
+    """The highest Poisson rate at which a backend's p99 stays within the objective, found by bisection.
+
+    `rate_per_s` held in the majority of rounds, `above_per_s` did not; the two are within 5% of each other. None: not
+    even the lowest rate held, or the generator ended first.
+    """
+
+    backend: str
+    rate_per_s: float | None
+    above_per_s: float | None
+    rounds_per_s: list[float]  # each round's own bound, for the spread
+    note: str | None  # why there is no figure
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The whole of a comparison."""
+
+    conditions: dict[str, Any]  # hardware, versions, commit, as conditions.py has them
+    model: str
+    backends: dict[str, str]  # name to implementation, in the order they were compared
+    rows: int  # in each request
+    wire: str  # json | binary
+    objective_ms: float
+    seed: int
+    command: list[str]
+    started: str  # ISO 8601, UTC
+    runs: list[Run] = field(default_factory=list)
+    knees: list[Knee] = field(default_factory=list)
+    ended_early: str | None = None  # why what was asked for is not all there
+    version: int = VERSION
+
+    def write(self, path: Path) -> None:
+        """Write the document, whole or not at all."""
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        part.replace(path)
+
+
+class EvidenceError(Exception):
+    """A file that is no such document."""
+
+
+def read(path: Path) -> Evidence:
+    """Read a document.
+
+    Raises:
+        EvidenceError: the file is not there, is no JSON, or is of another version or form.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document["version"] != VERSION:
+            raise EvidenceError(f"{path}: expected version {VERSION}, got {document['version']}; measure anew")
+        runs = [
+            Run(
+                **each
+                | {
+                    "latency_ms": each["latency_ms"] and Latency(**each["latency_ms"]),
+                    "stages_ms": each["stages_ms"] and Stages(**each["stages_ms"]),
+                    "histogram": [(upper, count) for upper, count in each["histogram"]],
+                }
+            )
+            for each in document["runs"]
+        ]
+        return Evidence(**document | {"runs": runs, "knees": [Knee(**each) for each in document["knees"]]})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(f"{path}: expected a document of `python -m loadtests compare`, got {error}") from error
