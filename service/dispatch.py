@@ -107,7 +107,6 @@ class WorkerLink(asyncio.Protocol):
         self.rows += count
         if deadline_ns < self._alarm_ns:
             self._set_alarm(deadline_ns)
-        self._on_load()
         return request_id
 
     def abandon(self, request_id: int) -> bool:
@@ -130,10 +129,11 @@ class WorkerLink(asyncio.Protocol):
 
     def _send(self, frame: Frame) -> None:
         self._outgoing += (header(frame), frame.payload)  # type: ignore[arg-type]
-        if not self._is_flush_due:  # the first of a turn leaves at once, so that the worker starts on it meanwhile
+        if not self._is_flush_due:
             self._is_flush_due = True
-            self._write()
             self._loop.call_soon(self._flush)
+            if not self.rows:  # an idle worker starts at once; for a busy one, those of a turn are put together
+                self._write()
         elif len(self._outgoing) >= 2 * FRAMES_PER_WRITE:
             self._write()
 
@@ -141,6 +141,7 @@ class WorkerLink(asyncio.Protocol):
         self._is_flush_due = False
         if self._outgoing:
             self._write()
+        self._on_load()
 
     def _write(self) -> None:
         outgoing, self._outgoing = self._outgoing, []
@@ -313,7 +314,11 @@ class Dispatcher:
     @property
     def rows_in_flight(self) -> int:
         """Rows accepted by this process and not yet answered."""
-        return sum(link.rows for link in self._links if link)
+        rows = 0
+        for link in self._links:
+            if link:
+                rows += link.rows
+        return rows
 
     @property
     def states(self) -> dict[str, BackendState]:
@@ -375,8 +380,10 @@ class Dispatcher:
             raise BackendUnavailableError(name, states[name].reason or "no reason given", ready)
         return states[name]
 
-    def submit(self, request: InferenceRequest, deliver: Deliver) -> Ticket:
+    def submit(self, request: InferenceRequest, backend: str | None, deliver: Deliver) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
+
+        `backend` is the one that runs it, None where no default can be had.
 
         Raises:
             DrainingError, NotReadyError, OverloadedError: not admitted.
@@ -384,7 +391,6 @@ class Dispatcher:
         """
         if self.state.is_draining:
             raise DrainingError("the server is stopping and takes no new requests; send it to another one")
-        backend = self.default_backend() if request.backend is None else request.backend
         if backend is None:
             raise NotReadyError(NOT_READY)
         self._require_available(backend)

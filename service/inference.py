@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from random import getrandbits
 from typing import Any
 
@@ -244,7 +245,7 @@ class Inference:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
             backend = request.backend or self.dispatcher.default_backend()
-            return self.dispatcher.submit(request, finish)
+            return self.dispatcher.submit(request, backend, finish)
         except Exception as error:
             send(self.refuse(error, request_id, backend, started_ns))
             return None
@@ -285,10 +286,15 @@ def request_id_of(headers: Headers) -> bytes:
 
 def result_head(result: Result) -> bytes:
     """Return the header lines that every inference reply carries."""
-    return (b"x-backend: %b\r\nx-implementation: %b\r\nx-queue-us: %d\r\nx-compute-us: %d\r\nx-batch-rows: %d\r\n") % (
-        result.backend.encode(),
-        result.implementation.encode(),
+    return b"%bx-queue-us: %d\r\nx-compute-us: %d\r\nx-batch-rows: %d\r\n" % (
+        names_head(result.backend, result.implementation),
         result.queue_ns // 1000,
         result.compute_ns // 1000,
         result.batch_rows,
     )
+
+
+@lru_cache(maxsize=64)
+def names_head(backend: str, implementation: str) -> bytes:
+    """Return the header lines that say what ran."""
+    return f"x-backend: {backend}\r\nx-implementation: {implementation}\r\n".encode()

@@ -68,6 +68,9 @@ class Metrics(Collector):
         self._in_flight = stretch(1)
         self._abandoned = stretch(1)
         self._histograms = {(h.name, b): stretch(h.words) for h in HISTOGRAMS for b in range(len(backends))}
+        self._stretches = [
+            [(h.bounds, self._histograms[h.name, b], h.words) for h in HISTOGRAMS] for b in range(len(backends))
+        ]
         self._size = next(words)
         # One word of all processes' comes first (worker restarts), and one byte for each process's claim at the end.
         self._memory = mmap.mmap(-1, (1 + processes * self._size) * _WORD_BYTES + processes)
@@ -88,11 +91,13 @@ class Metrics(Collector):
     ) -> None:
         """Count a request that was answered with its result."""
         index = self._backend_index[backend]
-        self._view[self._base + self._requests + index * len(STATUSES)] += 1  # 200 is the first status
-        self._observe(REQUEST_SECONDS, index, seconds)
-        self._observe(QUEUE_SECONDS, index, queue_seconds)
-        self._observe(COMPUTE_SECONDS, index, compute_seconds)
-        self._observe(BATCH_ROWS, index, batch_rows)
+        view = self._view
+        view[self._base + self._requests + index * len(STATUSES)] += 1  # 200 is the first status
+        values = (seconds, queue_seconds, compute_seconds, batch_rows)
+        for (bounds, offset, size), value in zip(self._stretches[index], values, strict=True):
+            start = self._base + offset
+            view[start + bisect_left(bounds, value)] += 1
+            view[start + size - 1] += value
 
     def refused(self, backend: str | None, code: str) -> None:
         """Count a request that was answered with an error; `backend` is the one it was for, as far as known."""
@@ -113,11 +118,6 @@ class Metrics(Collector):
     def worker_restarted(self) -> None:
         """Count a worker that was started anew; called by the parent alone."""
         self._view[0] += 1
-
-    def _observe(self, histogram: _Histogram, backend: int, value: float) -> None:
-        start = self._base + self._histograms[histogram.name, backend]
-        self._view[start + bisect_left(histogram.bounds, value)] += 1
-        self._view[start + len(histogram.bounds) + 1] += value
 
     def _total(self, word: int) -> float:
         return sum(self._view[1 + process * self._size + word] for process in range(self._processes))

@@ -7,7 +7,7 @@ https://github.com/triton-inference-server/server, docs/protocol/extension_binar
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -183,11 +183,44 @@ def parse_infer(
         raise BadRequestError(
             f"Inference-Header-Content-Length: expected at most the body's {len(body)} bytes, got {json_bytes}"
         )
-    if json_bytes is not None and json_bytes <= REMEMBERED_BYTES:
-        parsed = _remembered(bytes(body[:json_bytes]))
+    if json_bytes is None:
+        plan, binary = _plan(body, width, max_rows, model), memoryview(b"")
     else:
-        parsed = validate(InferBody, parse_json(body if json_bytes is None else body[:json_bytes]))
-    binary = memoryview(b"" if json_bytes is None else body)[json_bytes or 0 :]
+        json_part, binary = bytes(body[:json_bytes]), memoryview(body)[json_bytes:]
+        plan = (_remembered if json_bytes <= REMEMBERED_BYTES else _plan)(json_part, width, max_rows, model)
+    if plan.binary_bytes is not None:
+        rows = _binary_rows(plan, binary, width)
+    else:
+        rows = _rows(plan.tensor, width, max_rows)
+        if len(binary):
+            raise BadRequestError(
+                f"expected nothing after the JSON part, since no input is binary, got {len(binary)} bytes"
+            )
+    return InferRequest(rows, plan.shape, plan.backend, plan.timeout_s, plan.id, plan.is_binary_reply)
+
+
+class _Plan(NamedTuple):
+    """What a body's JSON part says; nothing in it is ever changed.
+
+    Attributes:
+        tensor: the input.
+        shape: its leading dimensions.
+        binary_bytes: how many bytes of it follow the JSON part; None where its data is in there.
+        backend, timeout_s, id, is_binary_reply: as in the request.
+    """
+
+    tensor: RequestInput
+    shape: tuple[int, ...]
+    binary_bytes: int | None
+    backend: str | None
+    timeout_s: float | None
+    id: str | None
+    is_binary_reply: bool
+
+
+def _plan(json_part: bytes | bytearray, width: int, max_rows: int, model: str | None) -> _Plan:
+    """Read the JSON part; what it says of the data that follows it is checked against its own shape."""
+    parsed = validate(InferBody, parse_json(json_part))
     if parsed.model_name is not None and parsed.model_name != model:
         raise BadRequestError(f"model_name: the path has {model!r}, the body {shortened(parsed.model_name)}")
     names = [tensor.name for tensor in parsed.inputs[:8]]
@@ -197,18 +230,24 @@ def parse_infer(
     if wanted not in ([], [OUTPUT]):
         raise BadRequestError(f"outputs: expected none or one tensor, named {OUTPUT!r}, got {shown(wanted)}")
     tensor = parsed.inputs[0]
-    rows = _binary_rows(tensor, binary, width, max_rows) if _is_binary(tensor) else _rows(tensor, width, max_rows)
-    if not _is_binary(tensor) and len(binary):
-        raise BadRequestError(
-            f"expected nothing after the JSON part, since no input is binary, got {len(binary)} bytes"
-        )
     parameters = parsed.parameters or InferParameters.model_construct()
-    timeout_s = None if parameters.timeout is None else parameters.timeout / 1e6
-    is_binary = parameters.binary_data_output
+    is_binary_reply = parameters.binary_data_output
     for output in parsed.outputs or []:
         if output.parameters and output.parameters.binary_data is not None:
-            is_binary = output.parameters.binary_data
-    return InferRequest(rows, tuple(tensor.shape[:-1]), parameters.backend, timeout_s, parsed.id, is_binary)
+            is_binary_reply = output.parameters.binary_data
+    return _Plan(
+        tensor=tensor,
+        shape=tuple(tensor.shape[:-1]),
+        binary_bytes=_binary_bytes(tensor, width, max_rows),
+        backend=parameters.backend,
+        timeout_s=None if parameters.timeout is None else parameters.timeout / 1e6,
+        id=parsed.id,
+        is_binary_reply=is_binary_reply,
+    )
+
+
+_remembered = lru_cache(maxsize=256)(_plan)
+"""Of binary requests, whose JSON parts are mostly alike for one client."""
 
 
 def reply_head(model: str, request_id: str | None, backend: str, implementation: str) -> dict[str, Any]:
@@ -226,19 +265,9 @@ def binary_head(
     return orjson.dumps(reply_head(model, request_id, backend, implementation) | {"outputs": [output]})
 
 
-@lru_cache(maxsize=256)
-def _remembered(json_part: bytes) -> InferBody:
-    """Read the JSON part of a binary request; a client's are mostly alike, and what is returned is never changed."""
-    return validate(InferBody, parse_json(json_part))
-
-
 def shown(names: list[str]) -> str:
     """Show a few names in an error sentence."""
     return f"[{', '.join(shortened(name) for name in names)}]"
-
-
-def _is_binary(tensor: RequestInput) -> bool:
-    return tensor.parameters is not None and tensor.parameters.binary_data_size is not None
 
 
 def _count(tensor: RequestInput, width: int, max_rows: int) -> int:
@@ -253,25 +282,33 @@ def _count(tensor: RequestInput, width: int, max_rows: int) -> int:
     return count
 
 
-def _binary_rows(tensor: RequestInput, binary: memoryview, width: int, max_rows: int) -> Rows:
-    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them."""
+def _binary_bytes(tensor: RequestInput, width: int, max_rows: int) -> int | None:
+    """Return how many bytes of the tensor follow the JSON part; None where its data is in there."""
+    size = tensor.parameters.binary_data_size if tensor.parameters else None
+    if size is None:
+        return None
     if tensor.data is not None:
         raise BadRequestError("inputs[0]: expected data or binary_data_size, got both")
     if tensor.datatype not in ITEM_BYTES:
         raise BadRequestError(
             f"inputs[0].datatype: expected one of {', '.join(ITEM_BYTES)}, got {shortened(tensor.datatype)}"
         )
-    count = _count(tensor, width, max_rows)
-    size = tensor.parameters.binary_data_size if tensor.parameters else None
-    expected = count * width * ITEM_BYTES[tensor.datatype]
+    expected = _count(tensor, width, max_rows) * width * ITEM_BYTES[tensor.datatype]
     if size != expected:
         raise BadRequestError(
             f"inputs[0].parameters.binary_data_size: expected {expected} for {tensor.datatype} of shape "
             f"{tuple(tensor.shape)}, got {size}"
         )
-    if len(binary) != expected:
-        raise BadRequestError(f"expected {expected} bytes of binary data after the JSON part, got {len(binary)}")
-    match tensor.datatype:
+    return size
+
+
+def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
+    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them."""
+    if len(binary) != plan.binary_bytes:
+        raise BadRequestError(
+            f"expected {plan.binary_bytes} bytes of binary data after the JSON part, got {len(binary)}"
+        )
+    match plan.tensor.datatype:
         case "BF16":  # the upper half of a float32
             values = (np.frombuffer(binary, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
         case "FP16":
@@ -281,7 +318,7 @@ def _binary_rows(tensor: RequestInput, binary: memoryview, width: int, max_rows:
                 values = np.frombuffer(binary, dtype="<f8").astype(np.float32)
         case _:
             values = np.frombuffer(binary, dtype="<f4")
-    return values.reshape(count, width)
+    return values.reshape(-1, width)
 
 
 def json_length(value: bytes) -> int:

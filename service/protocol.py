@@ -10,7 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sized
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import orjson
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -28,6 +28,8 @@ MAX_HEAD_BYTES = 64 << 10
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
+REMEMBERED_HEADS = 256
+REMEMBERED_HEAD_BYTES = 2 << 10
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -87,6 +89,50 @@ class Flow(FlowControl):
             super().resume_reading()
 
 
+class Head(NamedTuple):
+    """What the line and the headers of a usual inference request say.
+
+    Attributes:
+        operation: what is asked for.
+        headers: by lower-case name.
+        length: the body's, in bytes.
+        keep_alive: whether the connection stays open after the reply.
+        refusal: why the request is refused whatever its body is.
+    """
+
+    operation: Operation
+    headers: Mapping[bytes, bytes]
+    length: int
+    keep_alive: bool
+    refusal: ServiceError | None
+
+
+class Heads:
+    """The heads that came lately, by their bytes: a client's requests mostly begin alike, and are parsed but once.
+
+    Only those that were let in are remembered, and only where a line ends in CR LF and nothing else does, so that it
+    is certain where they end. The parser keeps nothing from one request to the next, so that leaving out a whole one
+    leaves it as it was.
+    """
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, Head] = {}
+
+    def get(self, data: bytes) -> Head | None:
+        """Return the head of which these are the bytes, if it is remembered."""
+        return self._heads.get(data)
+
+    def remember(self, data: bytes, head: Head) -> None:
+        """Keep a head in place of the one that has been here longest."""
+        if head.refusal is not None or len(data) > REMEMBERED_HEAD_BYTES:
+            return
+        if not data.endswith(b"\r\n\r\n") or not data.count(b"\n") == data.count(b"\r") == len(head.headers) + 2:
+            return  # also a head with a header twice
+        if len(self._heads) >= REMEMBERED_HEADS:
+            del self._heads[next(iter(self._heads))]
+        self._heads[data] = head
+
+
 class NoEvent:
     """Stands for the event that wakes an ASGI app, where there is none."""
 
@@ -113,24 +159,19 @@ class Exchange:
     )
     message_event = NoEvent()
 
-    def __init__(self, protocol: "Protocol", operation: Operation, headers: Mapping[bytes, bytes]) -> None:
+    def __init__(self, protocol: "Protocol", head: Head) -> None:
         self._protocol = protocol
-        self._operation = operation
-        self._headers = headers
+        self._operation = head.operation
+        self._headers = head.headers
         self._parts: list[bytes] = []
         self._started_ns = time.monotonic_ns()
-        self._request_id = request_id_of(headers)
+        self._request_id = request_id_of(head.headers)
         self._ticket: Ticket | None = None
         self.is_disconnected = False
-        self.keep_alive = protocol.parser.should_keep_alive()
+        self.keep_alive = head.keep_alive
         self.more_body = True
         self.response_complete = False
-        self._refusal: Exception | None = None
-        try:
-            protocol.inference.require_key(headers)
-            operation.check(headers)
-        except ServiceError as error:
-            self._refusal = error
+        self._refusal = head.refusal
 
     @property
     def disconnected(self) -> bool:
@@ -183,8 +224,10 @@ class Protocol(HttpToolsProtocol):
     receive_timeout_s: ClassVar[float]
     max_connections: ClassVar[int]
     poller: ClassVar[Poller]
+    heads: ClassVar[Heads]
 
     _head_bytes = 0
+    _head_data = b""  # a head that came whole, in one piece with nothing before it
     _is_in_head = True
     _is_receiving = False
     _since_s = 0.0  # when what the connection now waits for began: the rest of a request, or the next one
@@ -258,6 +301,15 @@ class Protocol(HttpToolsProtocol):
         """Parse what came, unless a request's line and headers are longer than any that is meant."""
         if self._failure is not None:
             return
+        is_between = self._is_in_head and not self._is_receiving and not self._head_bytes
+        self._head_data = data[: data.find(b"\r\n\r\n") + 4] if is_between else b""
+        if self._head_data:
+            head = self.heads.get(self._head_data)
+            if head is not None and len(data) == len(self._head_data) + head.length and self._is_free():
+                exchange = self._take(head)
+                exchange.feed(data[len(self._head_data) :])
+                self._begin(exchange)
+                return
         self._received_bytes += len(data)
         if self._is_in_head:
             self._head_bytes += len(data)
@@ -271,6 +323,7 @@ class Protocol(HttpToolsProtocol):
             if b"upgrade" in data[:MAX_HEAD_BYTES].lower():
                 size = len(data) if end < 0 else max(0, end + 4 - len(before))  # of the head, in what came
                 data = UPGRADE.sub(b"\r\nx-upgrade-ignored:", data[:size]) + data[size:]
+                self._head_data = b""
         steps = self._steps
         super().data_received(data)
         if steps == self._steps and not self._is_in_head and self.parser is not None:
@@ -301,10 +354,11 @@ class Protocol(HttpToolsProtocol):
         operation = self.inference.targets.get(self.url)
         if operation is not None and self.parser.get_method() == b"POST":
             headers = dict(self.headers)
-            if self._is_usual(headers):
-                self._exchange = Exchange(self, operation, headers)
-                self.cycle = cast("Any", self._exchange)
-                self._cycles.append(self.cycle)
+            if self._is_usual(headers) and self._is_free():
+                head = self._head(operation, headers)
+                if self._head_data:
+                    self.heads.remember(self._head_data, head)
+                self._take(head)
                 return
         self._exchange = None
         super().on_headers_complete()
@@ -328,10 +382,32 @@ class Protocol(HttpToolsProtocol):
             b"content-length" in headers
             and declared_length(headers) <= self.inference.options.max_body_bytes
             and not self.expect_100_continue
-            and (self.cycle is None or self.cycle.response_complete)
-            and not self.flow.write_paused
             and self.parser.get_http_version() == "1.1"
         )
+
+    def _is_free(self) -> bool:
+        """Say whether the next request can be acted on as it comes."""
+        return (
+            (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+            and not self._is_one_too_many
+            and not self._raw.is_closing()
+        )
+
+    def _head(self, operation: Operation, headers: Mapping[bytes, bytes]) -> Head:
+        refusal = None
+        try:
+            self.inference.require_key(headers)
+            operation.check(headers)
+        except ServiceError as error:
+            refusal = error
+        return Head(operation, headers, declared_length(headers), self.parser.should_keep_alive(), refusal)
+
+    def _take(self, head: Head) -> Exchange:
+        self._exchange = exchange = Exchange(self, head)
+        self.cycle = cast("Any", exchange)
+        self._cycles.append(exchange)
+        return exchange
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header; trailers, which come after a chunked body, say nothing here."""
@@ -365,14 +441,17 @@ class Protocol(HttpToolsProtocol):
         if self._failure is not None:
             return
         if self._exchange is not None:
-            try:
-                self._exchange.begin()
-            except Exception:  # the parser would call it the client's fault
-                log.exception("a request could not be answered")
-                self._raw.abort()
-            self.poller.attend()
+            self._begin(self._exchange)
         else:
             super().on_message_complete()
+
+    def _begin(self, exchange: Exchange) -> None:
+        try:
+            exchange.begin()
+        except Exception:  # the parser would call it the client's fault
+            log.exception("a request could not be answered")
+            self._raw.abort()
+        self.poller.attend()
 
     def write_reply(self, reply: Reply, request_id: bytes, keep_alive: bool) -> None:
         """Write an exchange's reply in one piece, then end the connection or expect the next request."""
@@ -449,6 +528,7 @@ def protocol(inference: Inference, settings: Settings) -> type[Protocol]:
         "keep_alive_s": settings.keep_alive_s,
         "receive_timeout_s": settings.receive_timeout_s,
         "max_connections": settings.max_connections,
+        "heads": Heads(),
         "poller": Poller(settings.spin_us),
     }
     return type("BoundProtocol", (Protocol,), members)

@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
+from service.errors import BadRequestError
+from service.inference import InferenceOptions, Predict
+from service.protocol import REMEMBERED_HEAD_BYTES, REMEMBERED_HEADS, Head, Heads
 from tests.service.running_server import RunningServer, Start, talk
 
 pytestmark = pytest.mark.slow  # real servers
@@ -98,6 +101,76 @@ def test_requests_sent_ahead_are_answered_in_their_order(server: RunningServer) 
     ahead = [request("/predict", body, is_chunked=index % 3 == 2) for index, body in enumerate(bodies[:-1])]
     replies = talk(server.port, b"".join(ahead) + request("/predict", bodies[-1], CLOSE))
     assert [part.split(b'"')[0] for part in replies.split(b'"id":"')[1:]] == [b"%d" % index for index in range(20)]
+
+
+def rows_of(value: int) -> bytes:
+    """A body of always the same length."""
+    return json.dumps({"inputs": [[float(value)] * 64], "id": f"{value:04d}"}).encode()
+
+
+def ids_in(replies: bytes) -> list[bytes]:
+    return [part.split(b'"')[0] for part in replies.split(b'"id":"')[1:]]
+
+
+def test_requests_that_begin_alike_are_each_answered_for_their_own_rows(server: RunningServer) -> None:
+    sent = [request("/predict", rows_of(value)) for value in range(1, 8)]
+    replies = talk(server.port, *sent, request("/predict", rows_of(9), CLOSE), pause_s=0.02)
+    assert ids_in(replies) == [b"%04d" % value for value in (*range(1, 8), 9)]
+    alone = [talk(server.port, request("/predict", rows_of(value), CLOSE)) for value in (1, 7)]
+    for one in alone:
+        outputs = one.partition(b'"outputs":')[2].partition(b"]]")[0]
+        assert outputs in replies
+
+
+def test_a_head_seen_before_may_have_a_body_in_pieces_or_another_request_behind_it(server: RunningServer) -> None:
+    first, second, third = (request("/predict", rows_of(value)) for value in (1, 2, 3))
+    pieces = (first, second[:-9], second[-9:] + third[:40], third[40:] + first, request("/predict", rows_of(4), CLOSE))
+    replies = talk(server.port, *pieces, pause_s=0.02)
+    assert ids_in(replies) == [b"0001", b"0002", b"0003", b"0001", b"0004"]
+
+
+def test_more_heads_than_are_remembered_are_all_answered(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        for index in [*range(300), 0, 1, 299]:
+            connection.sendall(request("/predict", rows_of(index), f"x-request-id: head-{index}"))
+            reply = connection.recv(65536)
+            assert b"x-request-id: head-%d\r\n" % index in reply
+            assert ids_in(reply) == [b"%04d" % index]
+
+
+def head_of(**changes: Any) -> Head:
+    options = InferenceOptions("m", 2, None, 8, 1 << 20, None)
+    return Head(Predict(options), {b"host": b"x"}, 2, keep_alive=True, refusal=None)._replace(**changes)
+
+
+HEAD = b"POST /predict HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "head"),
+    [
+        (HEAD, head_of(refusal=BadRequestError("no"))),
+        (b"POST /predict HTTP/1.1\nhost: x\n\nthe body\r\n\r\n", head_of()),
+        (b"POST /predict HTTP/1.1\r\nhost: x\r\n folded\r\n\r\n", head_of()),
+        (HEAD[:-4] + b"x" * REMEMBERED_HEAD_BYTES + b"\r\n\r\n", head_of()),
+    ],
+    ids=["refused", "ends elsewhere", "folded", "long"],
+)
+def test_only_a_head_that_was_let_in_and_ends_for_certain_is_remembered(data: bytes, head: Head) -> None:
+    heads = Heads()
+    heads.remember(HEAD, head_of())
+    assert heads.get(HEAD) == head_of()
+    heads = Heads()
+    heads.remember(data, head)
+    assert heads.get(data) is None
+
+
+def test_a_new_head_takes_the_place_of_the_oldest() -> None:
+    heads = Heads()
+    several = [HEAD.replace(b"x", b"%d" % index) for index in range(REMEMBERED_HEADS + 1)]
+    for data in several:
+        heads.remember(data, head_of())
+    assert [heads.get(data) is None for data in several] == [True, *[False] * REMEMBERED_HEADS]
 
 
 def test_a_body_that_comes_in_pieces_is_one_request(server: RunningServer) -> None:
