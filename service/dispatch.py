@@ -44,7 +44,8 @@ class Result(NamedTuple):
     rows: Rows  # (n, width_out)
     backend: str
     implementation: str
-    queue_ns: int
+    queue_ns: int  # from acceptance until its batch was taken
+    batch_ns: int  # from there until the batch computed: being put together, and what was tried before
     compute_ns: int
     batch_rows: int
 
@@ -95,10 +96,9 @@ class WorkerLink(asyncio.Protocol):
         """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
-    def send(self, rows: Rows, backend: int, timeout_s: float, deliver: Deliver) -> int:
+    def send(self, rows: Rows, backend: int, accepted_ns: int, timeout_s: float, deliver: Deliver) -> int:
         """Queue rows for the worker, those of one loop turn in two writes; return the request's number here."""
         request_id = next(self._ids)
-        accepted_ns = time.monotonic_ns()
         deadline_ns = accepted_ns + int(timeout_s * 1e9)
         count = len(rows)
         frame = Frame(Kind.INFER, request_id, rows.data.cast("B"), backend, count, accepted_ns, deadline_ns)
@@ -195,6 +195,7 @@ class WorkerLink(asyncio.Protocol):
             backend,
             self.backends[backend].implementation or "",
             frame.start_ns,
+            frame.batch_ns,
             frame.end_ns,
             frame.batch_rows,
         )
@@ -380,10 +381,11 @@ class Dispatcher:
             raise BackendUnavailableError(name, states[name].reason or "no reason given", ready)
         return states[name]
 
-    def submit(self, request: InferenceRequest, backend: str | None, deliver: Deliver) -> Ticket:
+    def submit(self, request: InferenceRequest, backend: str | None, accepted_ns: int, deliver: Deliver) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
 
-        `backend` is the one that runs it, None where no default can be had.
+        `backend` is the one that runs it, None where no default can be had. Its time to be answered in starts at
+        `accepted_ns`, which is now, of CLOCK_MONOTONIC.
 
         Raises:
             DrainingError, NotReadyError, OverloadedError: not admitted.
@@ -401,5 +403,5 @@ class Dispatcher:
             )
         link = self._up[0] if len(self._up) == 1 else min(self._up, key=lambda link: link.rows)
         timeout_s = self._timeout_s if request.timeout_s is None else min(self._timeout_s, request.timeout_s)
-        request_id = link.send(request.rows, self.backends.index(backend), timeout_s, deliver)
+        request_id = link.send(request.rows, self.backends.index(backend), accepted_ns, timeout_s, deliver)
         return Ticket(link, request_id, self._metrics)

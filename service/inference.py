@@ -21,7 +21,7 @@ from service.encoding import decoded
 from service.errors import BadRequestError, UnauthorizedError, code_of
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
-from service.reply import Reply, binary_reply, error_reply, json_reply
+from service.reply import Content, Reply, binary_content, error_reply, json_content
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
@@ -64,8 +64,8 @@ class Operation(ABC):
         """
 
     @abstractmethod
-    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:
-        """Write the reply.
+    def encode(self, request: schemas.InferenceRequest, result: Result, total_ns: int) -> Content:
+        """Write the result, `total_ns` after the request's head was read.
 
         Raises:
             NonFiniteOutputError: it cannot hold the result.
@@ -95,7 +95,7 @@ class Predict(Operation):
             request.backend = self.backend
         return request
 
-    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:
+    def encode(self, request: schemas.InferenceRequest, result: Result, total_ns: int) -> Content:
         """See `Operation`."""
         schemas.require_finite(result.rows)
         reply: dict[str, Any] = {"outputs": result.rows.reshape(*request.shape, result.rows.shape[1])}
@@ -108,10 +108,10 @@ class Predict(Operation):
         reply["timing"] = {
             "queue_ms": result.queue_ns / 1e6,
             "compute_ms": result.compute_ns / 1e6,
-            "total_ms": (time.monotonic_ns() - started_ns) / 1e6,
+            "total_ms": total_ns / 1e6,
             "batch_rows": result.batch_rows,
         }
-        return json_reply(reply, result_head(result))
+        return json_content(reply)
 
 
 class Infer(Operation):
@@ -131,18 +131,18 @@ class Infer(Operation):
         options = self.options
         return openinference.parse_infer(body, options.width_in, options.max_request_rows, json_bytes, options.model)
 
-    def encode(self, request: schemas.InferenceRequest, result: Result, started_ns: int) -> Reply:  # noqa: ARG002
+    def encode(self, request: schemas.InferenceRequest, result: Result, total_ns: int) -> Content:  # noqa: ARG002
         """See `Operation`."""
         shape = (*request.shape, result.rows.shape[1])
         if isinstance(request, openinference.InferRequest) and request.is_binary_reply:
             head = openinference.binary_head(
                 self.options.model, request.id, result.backend, result.implementation, shape, result.rows.nbytes
             )
-            return binary_reply(head, result.rows.data.cast("B"), result_head(result))
+            return binary_content(head, result.rows.data.cast("B"))
         schemas.require_finite(result.rows)
         reply = openinference.reply_head(self.options.model, request.id, result.backend, result.implementation)
         output = {"name": openinference.OUTPUT, "datatype": "FP32", "shape": shape, "data": result.rows.reshape(-1)}
-        return json_reply(reply | {"outputs": [output]}, result_head(result))
+        return json_content(reply | {"outputs": [output]})
 
 
 class Inference:
@@ -209,16 +209,21 @@ class Inference:
             What abandons the request; None where it was refused.
         """
         backend: str | None = None
+        whole_ns = time.monotonic_ns()
 
         def finish(outcome: Result | Exception) -> None:
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
-                reply = operation.encode(request, outcome, started_ns)
+                result_ns = time.monotonic_ns()
+                lines, body = operation.encode(request, outcome, result_ns - started_ns)
             except Exception as error:
                 reply = self.refuse(error, request_id, backend, started_ns)
             else:
-                total_ns = time.monotonic_ns() - started_ns
+                encoded_ns = time.monotonic_ns()
+                total_ns = encoded_ns - started_ns
+                encode_us = (accepted_ns - whole_ns + encoded_ns - result_ns) // 1000
+                reply = Reply(200, result_head(lines, outcome, encode_us), body)
                 if is_request_logged():
                     log_request(
                         request_id=request_id.decode("latin-1"),
@@ -226,7 +231,9 @@ class Inference:
                         backend=outcome.backend,
                         rows=len(outcome.rows),
                         queue_us=outcome.queue_ns // 1000,
+                        batch_us=outcome.batch_ns // 1000,
                         compute_us=outcome.compute_ns // 1000,
+                        encode_us=encode_us,
                         total_us=total_ns // 1000,
                         batch_rows=outcome.batch_rows,
                     )
@@ -244,8 +251,9 @@ class Inference:
             if encoding is not None:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
+            accepted_ns = time.monotonic_ns()
             backend = request.backend or self.dispatcher.default_backend()
-            return self.dispatcher.submit(request, backend, finish)
+            return self.dispatcher.submit(request, backend, accepted_ns, finish)
         except Exception as error:
             send(self.refuse(error, request_id, backend, started_ns))
             return None
@@ -284,12 +292,15 @@ def request_id_of(headers: Headers) -> bytes:
     return b"%016x" % getrandbits(64)
 
 
-def result_head(result: Result) -> bytes:
-    """Return the header lines that every inference reply carries."""
-    return b"%bx-queue-us: %d\r\nx-compute-us: %d\r\nx-batch-rows: %d\r\n" % (
+def result_head(lines: bytes, result: Result, encode_us: int) -> bytes:
+    """Return the header lines of an inference reply: its body's, and those that tell what ran and for how long."""
+    return b"%b%bx-queue-us: %d\r\nx-batch-us: %d\r\nx-compute-us: %d\r\nx-encode-us: %d\r\nx-batch-rows: %d\r\n" % (
+        lines,
         names_head(result.backend, result.implementation),
         result.queue_ns // 1000,
+        result.batch_ns // 1000,
         result.compute_ns // 1000,
+        encode_us,
         result.batch_rows,
     )
 

@@ -7,6 +7,8 @@ import orjson
 from service.errors import RETRY_AFTER_S, STATUS, MethodNotAllowedError, code_of, message_of
 
 Header = tuple[bytes, bytes]
+Content = tuple[bytes, bytes]
+"""The header lines that describe a body, and the body."""
 
 CLOSE = b"connection: close\r\n"
 
@@ -31,17 +33,19 @@ class Reply(NamedTuple):
         return [(name, value) for name, _, value in lines]
 
 
-def json_reply(document: Any, head: bytes = b"", status: int = 200) -> Reply:
-    """Return a JSON reply; arrays are written as nested numbers."""
+def json_content(document: Any) -> Content:
+    """Write a JSON document; arrays are written as nested numbers."""
     body = orjson.dumps(document, option=orjson.OPT_SERIALIZE_NUMPY)
-    return Reply(status, b"content-type: application/json\r\ncontent-length: %d\r\n%b" % (len(body), head), body)
+    return b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body), body
 
 
-def binary_reply(json_part: bytes, data: memoryview, head: bytes) -> Reply:
-    """Return a JSON part and the binary data that it describes."""
+def binary_content(json_part: bytes, data: memoryview) -> Content:
+    """Write a JSON part and the binary data that it describes."""
     body = b"".join((json_part, data))
-    lengths = b"inference-header-content-length: %d\r\ncontent-length: %d\r\n" % (len(json_part), len(body))
-    return Reply(200, b"content-type: application/octet-stream\r\n%b%b" % (lengths, head), body)
+    return (
+        b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\ncontent-length: %d\r\n"
+        % (len(json_part), len(body))
+    ), body
 
 
 def error_reply(error: BaseException) -> Reply:
@@ -56,4 +60,5 @@ def error_reply(error: BaseException) -> Reply:
         head += b"www-authenticate: Bearer\r\n"
     if code == "too_large":
         head += CLOSE  # what is left of the body is not read
-    return json_reply({"error": message_of(error), "code": code}, head, STATUS[code])
+    lines, body = json_content({"error": message_of(error), "code": code})
+    return Reply(STATUS[code], lines + head, body)

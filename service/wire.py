@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from service.errors import InternalError
 
-HEADER = struct.Struct("<IBBHIIQQQ")
+HEADER = struct.Struct("<IBBHIIQQQQ")
 
 
 class Kind(enum.IntEnum):
@@ -45,6 +45,7 @@ class Frame(NamedTuple):
         start_ns: INFER: when the request was accepted. RESULT: how long it waited for its batch.
         end_ns: INFER: the deadline. RESULT: how long its batch computed.
         batch_rows: RESULT: rows of the batch it was computed in.
+        batch_ns: RESULT: from the batch's being taken out of the queue to its computing.
         payload: the bytes.
     """
 
@@ -56,6 +57,7 @@ class Frame(NamedTuple):
     start_ns: int = 0
     end_ns: int = 0
     batch_rows: int = 0
+    batch_ns: int = 0
 
 
 def header(frame: Frame) -> bytes:
@@ -70,6 +72,7 @@ def header(frame: Frame) -> bytes:
         frame.request_id,
         frame.start_ns,
         frame.end_ns,
+        frame.batch_ns,
     )
 
 
@@ -102,15 +105,16 @@ class Decoder:
         at = 0
         frames: list[Frame] = []
         while end - at >= HEADER.size:
-            size, kind, backend, _, rows, batch_rows, request_id, start_ns, end_ns = HEADER.unpack_from(buffer, at)
+            size, kind, backend, _, rows, batch_rows, request_id, start_ns, end_ns, batch_ns = HEADER.unpack_from(
+                buffer, at
+            )
             if kind not in KINDS:
                 raise InternalError(f"wire: expected a frame of kind {sorted(KINDS)}, got {kind}")
             start = at + HEADER.size
             if end - start < size:
                 break
-            frames.append(
-                Frame(kind, request_id, view[start : start + size], backend, rows, start_ns, end_ns, batch_rows)
-            )
+            payload = view[start : start + size]
+            frames.append(Frame(kind, request_id, payload, backend, rows, start_ns, end_ns, batch_rows, batch_ns))
             at = start + size
         self._rest = bytearray(view[at:])
         return frames

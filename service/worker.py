@@ -273,14 +273,15 @@ class WorkerServer:
         client.socket.close()
 
     def _compute_next(self) -> None:
-        batch, expired = self._batcher.take(time.monotonic_ns())
+        taken_ns = time.monotonic_ns()
+        batch, expired = self._batcher.take(taken_ns)
         late = DeadlineExceededError("the deadline passed while the request waited for its batch")
         for request in expired:
             self._send_error(request, late)
         if batch:
-            self._compute(batch)
+            self._compute(batch, taken_ns)
 
-    def _compute(self, batch: list[Waiting[Client]]) -> None:
+    def _compute(self, batch: list[Waiting[Client]], taken_ns: int) -> None:
         try:
             result = self._timed_run(batch)
         except Exception as error:
@@ -291,9 +292,9 @@ class WorkerServer:
             parts = 2 if isinstance(error, OutOfMemoryError) else len(batch)
             size = -(-len(batch) // parts)
             for start in range(0, len(batch), size):
-                self._compute(batch[start : start + size])
+                self._compute(batch[start : start + size], taken_ns)
         else:
-            self._send_results(batch, *result)
+            self._send_results(batch, taken_ns, *result)
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch
@@ -305,17 +306,28 @@ class WorkerServer:
         outputs = result.to(device="cpu", dtype=torch.float32).contiguous().numpy()
         return start_ns, time.monotonic_ns() - start_ns, memoryview(outputs).cast("B")
 
-    def _send_results(self, batch: list[Waiting[Client]], start_ns: int, took_ns: int, outputs: memoryview) -> None:
+    def _send_results(
+        self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
+    ) -> None:
         batch_rows = sum(request.rows for request in batch)
+        batch_ns = start_ns - taken_ns
         row_bytes = len(outputs) // batch_rows
         owed: dict[Client, list[bytes | memoryview]] = {}
         at = 0
         for request in batch:
             payload = outputs[at : at + request.rows * row_bytes]
             at += len(payload)
-            waited_ns = max(0, start_ns - request.accepted_ns)
+            waited_ns = max(0, taken_ns - request.accepted_ns)
             frame = Frame(
-                Kind.RESULT, request.request_id, payload, request.backend, request.rows, waited_ns, took_ns, batch_rows
+                Kind.RESULT,
+                request.request_id,
+                payload,
+                request.backend,
+                request.rows,
+                waited_ns,
+                took_ns,
+                batch_rows,
+                batch_ns,
             )
             owed.setdefault(request.client, []).extend((header(frame), payload))
         for client, parts in owed.items():

@@ -27,7 +27,17 @@ def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) 
     server.wait_until(lambda: len(objects(server)) == 2)
     first, second = objects(server)
     assert first | {"status": 200, "backend": "eager", "rows": 3, "batch_rows": 3, "request_id": "a"} == first
-    assert {"time", "level", "logger", "message", "queue_us", "compute_us", "total_us"} <= first.keys()
+    assert {
+        "time",
+        "level",
+        "logger",
+        "message",
+        "queue_us",
+        "batch_us",
+        "compute_us",
+        "encode_us",
+        "total_us",
+    } <= first.keys()
     assert second | {"status": 400, "code": "bad_request", "request_id": "b"} == second
     assert server.stop() == 0
 

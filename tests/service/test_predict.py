@@ -1,9 +1,13 @@
 """`POST /predict` on the trained demo model, over a real port."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+
+from tests.service.running_server import RunningServer
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -47,11 +51,28 @@ def test_a_reply_names_what_really_ran(client: httpx.Client, backend: str, imple
     assert (reply.headers["x-backend"], reply.headers["x-implementation"]) == (backend, implementation)
     assert int(reply.headers["x-batch-rows"]) >= 2
     assert int(reply.headers["x-queue-us"]) >= 0
+    assert int(reply.headers["x-batch-us"]) >= 0
     assert int(reply.headers["x-compute-us"]) > 0
+    assert int(reply.headers["x-encode-us"]) > 0
     timing = document["timing"]
     assert timing["batch_rows"] == int(reply.headers["x-batch-rows"])
     assert timing["total_ms"] >= timing["compute_ms"] > 0
     assert timing["total_ms"] >= timing["queue_ms"] >= 0
+
+
+def test_the_stages_of_a_request_follow_each_other(server: RunningServer) -> None:
+    started_ns = time.monotonic_ns()
+    accepted = server.accepted()
+    with ThreadPoolExecutor(1) as pool:
+        with server.stopped("worker"):
+            answer = pool.submit(httpx.post, server.url + "/predict", json={"inputs": [[1.0] * 64]}, timeout=60)
+            server.wait_until(lambda: server.accepted() > accepted)
+            time.sleep(0.5)
+        headers = answer.result().headers
+    took_us = (time.monotonic_ns() - started_ns) / 1e3
+    stages = {name: int(headers[f"x-{name}-us"]) for name in ("queue", "batch", "compute", "encode")}
+    assert stages["queue"] >= 500_000
+    assert sum(stages.values()) <= took_us
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (1, 2, 2)], ids=str)

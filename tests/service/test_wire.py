@@ -15,6 +15,7 @@ frames = st.builds(
     start_ns=st.integers(0, 2**63),
     end_ns=st.integers(0, 2**63),
     batch_rows=st.integers(0, 2**32 - 1),
+    batch_ns=st.integers(0, 2**63),
 )
 
 

@@ -143,6 +143,25 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts_and_what_never_fits_is_t
     assert [frame.kind for frame in caller.received()] == [Kind.RESULT]
 
 
+def test_waiting_being_put_together_and_computing_are_told_apart(connect: Connect) -> None:
+    def fails_together(rows: Tensor, backend: str) -> Tensor:
+        time.sleep(0.05)
+        if len(rows) > 1:
+            raise RuntimeError("together")
+        return echo(rows, backend)
+
+    caller = connect(fails_together)
+    sent_ns = time.monotonic_ns()
+    caller.send(infer(1), infer(2))
+    caller.turn()
+    took_ns = time.monotonic_ns() - sent_ns
+    first, second = caller.received()
+    for frame, tried in ((first, 1), (second, 2)):  # together, and the first alone
+        assert frame.batch_ns >= tried * 50_000_000
+        assert frame.end_ns >= 50_000_000
+        assert frame.start_ns + frame.batch_ns + frame.end_ns <= took_ns
+
+
 def test_rows_that_overflow_or_are_not_numbers_change_no_neighbour(connect: Connect) -> None:
     caller = connect(lambda rows, backend: (rows * 1e38).sum(-1, keepdim=True))  # noqa: ARG005
     rows = torch.tensor([[1.0, 2.0], [float("nan"), 1.0], [float("inf"), 1.0], [3e38, 3e38], [0.5, 0.5]])
