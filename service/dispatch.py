@@ -101,8 +101,9 @@ class WorkerLink(asyncio.Protocol):
         request_id = next(self._ids)
         deadline_ns = accepted_ns + int(timeout_s * 1e9)
         count = len(rows)
-        frame = Frame(Kind.INFER, request_id, rows.data.cast("B"), backend, count, accepted_ns, deadline_ns)
-        self._send(frame)
+        payload = rows.data.cast("B")
+        head = header(Kind.INFER, request_id, len(payload), backend, count, accepted_ns, deadline_ns)
+        self._send(head, payload)
         self._pending[request_id] = _Pending(deliver, count, deadline_ns, timeout_s)
         self.rows += count
         if deadline_ns < self._alarm_ns:
@@ -119,7 +120,7 @@ class WorkerLink(asyncio.Protocol):
         if pending is None or pending.deliver is None:
             return False
         pending.deliver = None
-        self._send(Frame(Kind.CANCEL, request_id, b""))
+        self._send(header(Kind.CANCEL, request_id, 0))
         return True
 
     def fail_all(self, error: Exception) -> None:
@@ -127,8 +128,8 @@ class WorkerLink(asyncio.Protocol):
         for pending in self._pending.values():
             settle(pending, error)
 
-    def _send(self, frame: Frame) -> None:
-        self._outgoing += (header(frame), frame.payload)  # type: ignore[arg-type]
+    def _send(self, *parts: bytes | memoryview) -> None:
+        self._outgoing += parts
         if not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self._flush)

@@ -252,7 +252,7 @@ class Inference:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
             accepted_ns = time.monotonic_ns()
-            backend = request.backend or self.dispatcher.default_backend()
+            backend = self.dispatcher.default_backend() if request.backend is None else request.backend
             return self.dispatcher.submit(request, backend, accepted_ns, finish)
         except Exception as error:
             send(self.refuse(error, request_id, backend, started_ns))

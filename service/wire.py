@@ -60,20 +60,19 @@ class Frame(NamedTuple):
     batch_ns: int = 0
 
 
-def header(frame: Frame) -> bytes:
-    """Pack the header of a frame; the payload is sent after it, uncopied."""
-    return HEADER.pack(
-        len(frame.payload),
-        frame.kind,
-        frame.backend,
-        0,
-        frame.rows,
-        frame.batch_rows,
-        frame.request_id,
-        frame.start_ns,
-        frame.end_ns,
-        frame.batch_ns,
-    )
+def header(
+    kind: int,
+    request_id: int,
+    size: int,
+    backend: int = 0,
+    rows: int = 0,
+    start_ns: int = 0,
+    end_ns: int = 0,
+    batch_rows: int = 0,
+    batch_ns: int = 0,
+) -> bytes:
+    """Pack what a frame's fields say of a payload of `size` bytes, which is sent after it, uncopied."""
+    return HEADER.pack(size, kind, backend, 0, rows, batch_rows, request_id, start_ns, end_ns, batch_ns)
 
 
 class Decoder:

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from service.errors import DeadlineExceededError, code_of, message_of
 from service.heap import freeze_heap
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
-from service.wire import Decoder, Frame, Kind, header
+from service.wire import Decoder, Kind, header
 
 RECEIVE_BYTES = 1 << 20
 
@@ -157,7 +158,7 @@ class Client:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
         self.decoder = Decoder()
-        self.outgoing = bytearray()
+        self.outgoing: deque[bytes | memoryview] = deque()
 
 
 class WorkerServer:
@@ -241,7 +242,7 @@ class WorkerServer:
         client = Client(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
-        self._send(client, header(Frame(Kind.HELLO, 0, self._hello)) + self._hello)
+        self._send(client, header(Kind.HELLO, 0, len(self._hello)) + self._hello)
 
     def _serve(self, client: Client, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -264,7 +265,7 @@ class WorkerServer:
                 )
                 self._batcher.add(request)
             elif self._batcher.cancel(client, frame.request_id):  # else its result is on the way
-                self._send(client, header(Frame(Kind.CANCELLED, frame.request_id, b"")))
+                self._send(client, header(Kind.CANCELLED, frame.request_id, 0))
 
     def _drop(self, client: Client) -> None:
         self._clients.discard(client)
@@ -299,8 +300,9 @@ class WorkerServer:
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch
 
-        tensors = [torch.frombuffer(request.payload, dtype=torch.float32).view(request.rows, -1) for request in batch]
-        rows = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+        payloads = [request.payload for request in batch]
+        data = payloads[0] if len(batch) == 1 else bytearray().join(payloads)
+        rows = torch.frombuffer(data, dtype=torch.float32).view(sum(request.rows for request in batch), -1)
         start_ns = time.monotonic_ns()
         result = self._run(rows, backend=self._backends[batch[0].backend])
         outputs = result.to(device="cpu", dtype=torch.float32).contiguous().numpy()
@@ -312,16 +314,15 @@ class WorkerServer:
         batch_rows = sum(request.rows for request in batch)
         batch_ns = start_ns - taken_ns
         row_bytes = len(outputs) // batch_rows
-        owed: dict[Client, list[bytes | memoryview]] = {}
+        owed: defaultdict[Client, list[bytes | memoryview]] = defaultdict(list)
         at = 0
         for request in batch:
-            payload = outputs[at : at + request.rows * row_bytes]
-            at += len(payload)
+            size = request.rows * row_bytes
             waited_ns = max(0, taken_ns - request.accepted_ns)
-            frame = Frame(
+            head = header(
                 Kind.RESULT,
                 request.request_id,
-                payload,
+                size,
                 request.backend,
                 request.rows,
                 waited_ns,
@@ -329,7 +330,8 @@ class WorkerServer:
                 batch_rows,
                 batch_ns,
             )
-            owed.setdefault(request.client, []).extend((header(frame), payload))
+            owed[request.client] += (head, outputs[at : at + size])
+            at += size
         for client, parts in owed.items():
             self._send(client, b"".join(parts))
 
@@ -337,19 +339,23 @@ class WorkerServer:
         code = code_of(error)
         message = first_line(error) if code == "internal" else message_of(error)  # the front logs it, and tells less
         payload = f"{code}\n{message}".encode()
-        self._send(request.client, header(Frame(Kind.ERROR, request.request_id, payload)) + payload)
+        self._send(request.client, header(Kind.ERROR, request.request_id, len(payload)) + payload)
 
     def _send(self, client: Client, data: bytes) -> None:
         if client not in self._clients:
             return
-        client.outgoing += data
+        client.outgoing.append(data)
         self._flush(client)
 
     def _flush(self, client: Client) -> None:
         try:
             while client.outgoing:
-                sent = client.socket.send(client.outgoing)
-                del client.outgoing[:sent]
+                data = client.outgoing[0]
+                sent = client.socket.send(data)
+                if sent < len(data):
+                    client.outgoing[0] = memoryview(data)[sent:]
+                else:
+                    client.outgoing.popleft()
         except BlockingIOError:
             pass
         except OSError:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from models.errors import OutOfMemoryError
-from service.wire import Decoder, Frame, Kind, header
+from service.wire import Decoder, Frame, Kind
 from service.worker import WorkerServer, listen
+from tests.service.frames import packed
 
 BACKENDS = ("eager", "fused")
 FOREVER_NS = 10**18
@@ -32,7 +33,7 @@ class Caller:
         assert [frame.kind for frame in self.received()] == [Kind.HELLO]
 
     def send(self, *frames: Frame) -> None:
-        self._socket.sendall(b"".join(header(frame) + bytes(frame.payload) for frame in frames))
+        self._socket.sendall(b"".join(map(packed, frames)))
 
     def turn(self) -> None:
         self.worker.turn()
@@ -179,7 +180,7 @@ def test_a_caller_that_is_gone_takes_its_requests_along(connect: Connect, tmp_pa
     other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     other.connect(str(tmp_path / "0.sock"))
     caller.turn()
-    other.sendall(header(infer(5, rows=8)) + bytes(infer(5, rows=8).payload))
+    other.sendall(packed(infer(5, rows=8)))
     other.close()
     caller.send(infer(6))
     frames = caller.received()
