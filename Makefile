@@ -54,6 +54,7 @@ check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 
 bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
 	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
+	@$(BIN)/python -m service.profile --json docs/results/request-path.json
 	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
 	@$(BIN)/python -m docs.render
 

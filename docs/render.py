@@ -61,6 +61,26 @@ def backends() -> str:
     return "\n".join(rows) + "\n"
 
 
+def request_path() -> str:
+    """Render docs/results/request-path.json, which `python -m service.profile --json` writes."""
+    from service.profile import STAGES
+
+    document: dict[str, Any] = json.loads((RESULTS / "request-path.json").read_text())
+    wires, conditions = document["wires"], document["conditions"]
+    rows = [f"| part | {' | '.join(wires)} |", f"|---|{'---|' * len(wires)}"]
+    for stage, what in [*STAGES.items(), ("total", "")]:
+        cells = [wire[stage] for wire in wires.values()]
+        shown = " | ".join(f"{cell['median']:.1f} ({cell['min']:.1f} to {cell['max']:.1f})" for cell in cells)
+        rows.append(f"| {stage}{f': {what}' if what else ''} | {shown} |")
+    rows += [
+        "",
+        f"Microseconds a request of one row, medians of {document['rounds']} rounds and extremes, "
+        f"{document['requests_a_turn']} requests a turn, backend `{document['backend']}`; {conditions['processor']}, "
+        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def settings() -> str:
     """Render the settings' own descriptions."""
     from service.settings import Settings
@@ -73,7 +93,12 @@ def settings() -> str:
     return "\n".join(rows) + "\n"
 
 
-PARTS: dict[str, Callable[[], str]] = {"backends": backends, "overhead": overhead, "settings": settings}
+PARTS: dict[str, Callable[[], str]] = {
+    "backends": backends,
+    "overhead": overhead,
+    "request_path": request_path,
+    "settings": settings,
+}
 
 
 def rendered(text: str) -> str:

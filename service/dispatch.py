@@ -290,15 +290,17 @@ class Dispatcher:
         loop = asyncio.get_running_loop()
         while True:
             with contextlib.suppress(OSError):
-                _, link = await loop.create_unix_connection(
-                    lambda: WorkerLink(path.stem, self.backends, self._refresh, self._tell_load), str(path)
-                )
-                self._links[index] = link
-                self._refresh()  # its first frame may have come before this line
+                _, link = await loop.create_unix_connection(lambda: self.link(index), str(path))
                 await link.lost
                 self._links[index] = None
                 self._refresh()
             await asyncio.sleep(RECONNECT_INTERVAL_S)
+
+    def link(self, index: int) -> WorkerLink:
+        """Return a new link to the worker number `index`; it serves from its first frame on."""
+        link = WorkerLink(self._sockets[index].stem, self.backends, self._refresh, self._tell_load)
+        self._links[index] = link
+        return link
 
     def give_up(self) -> None:
         """Answer what is still in flight at the end of the time to drain."""

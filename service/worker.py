@@ -237,7 +237,10 @@ class WorkerServer:
         self._stop()
 
     def _accept(self, _events: int) -> None:
-        connection, _ = self._listener.accept()
+        self.adopt(self._listener.accept()[0])
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve one more connection."""
         connection.setblocking(False)
         client = Client(connection)
         self._clients.add(client)
