@@ -66,8 +66,11 @@ class Front:
                 if code_of(error) == "internal":
                     log.exception("request %s failed", request_id.decode("latin-1"))
                 raise
-            refuse = logged_reply if operation is None else self._inference.refuse
-            await response.send(refuse(error, request_id))
+            if operation is None:
+                reply = logged_reply(error, request_id)
+            else:
+                reply = self._inference.refuse(error, operation, headers, request_id, started_ns)
+            await response.send(reply)
 
     async def _run(
         self,

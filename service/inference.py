@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from random import getrandbits
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service import openinference, schemas
 from service.dispatch import Dispatcher, Result, Ticket
@@ -22,6 +22,9 @@ from service.errors import BadRequestError, UnauthorizedError, code_of
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.reply import Content, Reply, binary_content, error_reply, json_content
+
+if TYPE_CHECKING:
+    from service.traces import Traces  # which loads OpenTelemetry's SDK
 
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
@@ -42,7 +45,9 @@ class InferenceOptions:
 
 
 class Operation(ABC):
-    """One way to ask for inference and to be answered."""
+    """One way to ask for inference and to be answered; `route` is its path's pattern."""
+
+    route: str
 
     def __init__(self, options: InferenceOptions) -> None:
         self.options = options
@@ -79,6 +84,7 @@ class Predict(Operation):
         """`backend` is the path's."""
         super().__init__(options)
         self.backend = backend
+        self.route = "/predict" if backend is None else "/predict/{backend}"
 
     def check(self, headers: Headers) -> None:
         """See `Operation`."""
@@ -117,6 +123,8 @@ class Predict(Operation):
 class Infer(Operation):
     """`POST /v2/models/{name}/infer`."""
 
+    route = "/v2/models/{name}/infer"
+
     def check(self, headers: Headers) -> None:
         """See `Operation`."""
         if openinference.LENGTH_HEADER in headers:
@@ -152,6 +160,7 @@ class Inference:
         """One instance per API process, made before the fork."""
         self.dispatcher = dispatcher
         self._metrics = metrics
+        self.traces: Traces | None = None
         self.options = options
         paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends}
         self._operations: dict[str, Operation] = {
@@ -218,33 +227,31 @@ class Inference:
                 result_ns = time.monotonic_ns()
                 lines, body = operation.encode(request, outcome, result_ns - started_ns)
             except Exception as error:
-                reply = self.refuse(error, request_id, backend, started_ns)
-            else:
-                encoded_ns = time.monotonic_ns()
-                total_ns = encoded_ns - started_ns
-                encode_us = (accepted_ns - whole_ns + encoded_ns - result_ns) // 1000
-                reply = Reply(200, result_head(lines, outcome, encode_us), body)
-                if is_request_logged():
-                    log_request(
-                        request_id=request_id.decode("latin-1"),
-                        status=200,
-                        backend=outcome.backend,
-                        rows=len(outcome.rows),
-                        queue_us=outcome.queue_ns // 1000,
-                        batch_us=outcome.batch_ns // 1000,
-                        compute_us=outcome.compute_ns // 1000,
-                        encode_us=encode_us,
-                        total_us=total_ns // 1000,
-                        batch_rows=outcome.batch_rows,
-                    )
-                self._metrics.answered(
-                    outcome.backend,
-                    total_ns / 1e9,
-                    outcome.queue_ns / 1e9,
-                    outcome.compute_ns / 1e9,
-                    outcome.batch_rows,
+                send(self.refuse(error, operation, headers, request_id, started_ns, backend))
+                return
+            encoded_ns = time.monotonic_ns()
+            total_ns = encoded_ns - started_ns
+            encode_us = (accepted_ns - whole_ns + encoded_ns - result_ns) // 1000
+            if is_request_logged():
+                log_request(
+                    request_id=request_id.decode("latin-1"),
+                    status=200,
+                    backend=outcome.backend,
+                    rows=len(outcome.rows),
+                    queue_us=outcome.queue_ns // 1000,
+                    batch_us=outcome.batch_ns // 1000,
+                    compute_us=outcome.compute_ns // 1000,
+                    encode_us=encode_us,
+                    total_us=total_ns // 1000,
+                    batch_rows=outcome.batch_rows,
                 )
-            send(reply)
+            self._metrics.answered(
+                outcome.backend, total_ns / 1e9, outcome.queue_ns / 1e9, outcome.compute_ns / 1e9, outcome.batch_rows
+            )
+            send(Reply(200, result_head(lines, outcome, encode_us), body))
+            if self.traces is not None:
+                times_ns = (started_ns, whole_ns, accepted_ns, result_ns, encoded_ns)
+                self.traces.answered(operation.route, headers, request_id, outcome, times_ns)
 
         try:
             encoding = headers.get(b"content-encoding")
@@ -255,19 +262,28 @@ class Inference:
             backend = self.dispatcher.default_backend() if request.backend is None else request.backend
             return self.dispatcher.submit(request, backend, accepted_ns, finish)
         except Exception as error:
-            send(self.refuse(error, request_id, backend, started_ns))
+            send(self.refuse(error, operation, headers, request_id, started_ns, backend))
             return None
 
     def refuse(
-        self, error: Exception, request_id: bytes, backend: str | None = None, started_ns: int | None = None
+        self,
+        error: Exception,
+        operation: Operation,
+        headers: Headers,
+        request_id: bytes,
+        started_ns: int,
+        backend: str | None = None,
     ) -> Reply:
         """Count an inference request that fails, and return the error's reply."""
-        self._metrics.refused(backend, code_of(error))
+        code = code_of(error)
+        self._metrics.refused(backend, code)
         reply = logged_reply(error, request_id)
         if is_request_logged():
-            total_us = None if started_ns is None else (time.monotonic_ns() - started_ns) // 1000
+            total_us = (time.monotonic_ns() - started_ns) // 1000
             name = request_id.decode("latin-1")
-            log_request(request_id=name, status=reply.status, code=code_of(error), backend=backend, total_us=total_us)
+            log_request(request_id=name, status=reply.status, code=code, backend=backend, total_us=total_us)
+        if self.traces is not None:
+            self.traces.refused(operation.route, headers, request_id, reply.status, code, backend, started_ns)
         return reply
 
 

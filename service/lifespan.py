@@ -5,19 +5,33 @@ import contextlib
 import multiprocessing
 import signal
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from setproctitle import setproctitle
 
-from service.dispatch import Dispatcher
 from service.heap import freeze_heap
+from service.inference import Inference
 from service.metrics import Metrics
 from service.watch import ANSWER_S, NOTICE_S, unblock_signals
 
+if TYPE_CHECKING:
+    from service.traces import Traces
 
-def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_logs: Callable[[], None]) -> Any:
-    """Start and end what an API process does beside answering requests; `configure_logs` undoes what LitServe set."""
+
+def lifespan(
+    original: Any,
+    inference: Inference,
+    metrics: Metrics,
+    configure_logs: Callable[[], None],
+    make_traces: "Callable[[], Traces] | None",
+) -> Any:
+    """Start and end what an API process does beside answering requests.
+
+    `configure_logs` undoes what LitServe set; `make_traces`, where there are to be any, is called in
+    this process, since it starts a thread.
+    """
+    dispatcher = inference.dispatcher
 
     @contextlib.asynccontextmanager
     async def wrapped(app: FastAPI) -> AsyncIterator[Any]:
@@ -48,6 +62,7 @@ def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_
                 drain()
 
             loop.add_reader(sentinel, lose_parent)
+        inference.traces = make_traces() if make_traces else None
         dispatcher.start(process)
         freeze_heap()
         try:
@@ -55,6 +70,8 @@ def lifespan(original: Any, dispatcher: Dispatcher, metrics: Metrics, configure_
                 yield state
         finally:
             await dispatcher.close()
+            if inference.traces:
+                inference.traces.close()
 
     return wrapped
 

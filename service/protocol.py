@@ -206,7 +206,9 @@ class Exchange:
     def refuse(self, error: Exception) -> None:
         """Answer with an error, whether the request is whole or not."""
         self.keep_alive = self.keep_alive and not self.more_body
-        self.send(self._protocol.inference.refuse(error, self._request_id))
+        self.send(
+            self._protocol.inference.refuse(error, self._operation, self._headers, self._request_id, self._started_ns)
+        )
 
     def send(self, reply: Reply) -> None:
         """Write the reply and end the exchange."""
@@ -370,8 +372,13 @@ class Protocol(HttpToolsProtocol):
             return
         self._failure = "too many connections"
         error = OverloadedError(f"the server has its {self.max_connections} connections; try again later")
-        request_id = request_id_of(dict(self.headers))
-        reply = self.inference.refuse(error, request_id) if self.url in self.inference.targets else error_reply(error)
+        headers = dict(self.headers)
+        request_id = request_id_of(headers)
+        operation = self.inference.targets.get(self.url)
+        if operation is None:
+            reply = error_reply(error)
+        else:
+            reply = self.inference.refuse(error, operation, headers, request_id, time.monotonic_ns())
         body = b"" if self.parser.get_method() == b"HEAD" else reply.body
         head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
         self._raw.write(head + body)

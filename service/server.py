@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import litserve as ls
 from fastapi import FastAPI
@@ -21,6 +22,9 @@ from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
 from service.watch import Hello, Watch, begin_child, block_signals, end_children
 from service.worker import EngineAPI, WorkerPlan
+
+if TYPE_CHECKING:
+    from service.traces import Traces
 
 HOST_PATIENCE_S = 8.0  # before LitServe kills an HTTP process; the drain is over long before
 WORKER_RESTART_POLL_S = 0.25
@@ -79,12 +83,6 @@ class Server:
         app: FastAPI = self.host.app
         add_routes(app, dispatcher, config, self.metrics)
         describe(app, NAME, VERSION)
-        app.router.lifespan_context = lifespan(
-            app.router.lifespan_context,
-            dispatcher,
-            self.metrics,
-            lambda: logs.configure(settings.log_format, settings.log_requests),
-        )
         options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
@@ -94,7 +92,20 @@ class Server:
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
         self.inference = Inference(dispatcher, options, self.metrics)
+        app.router.lifespan_context = lifespan(
+            app.router.lifespan_context,
+            self.inference,
+            self.metrics,
+            lambda: logs.configure(settings.log_format, settings.log_requests),
+            self._make_traces if settings.traces_url else None,
+        )
         app.add_middleware(Front, inference=self.inference)  # added last: outside of all the others
+
+    def _make_traces(self) -> "Traces":
+        from service.traces import Traces  # OpenTelemetry's SDK, which costs memory and a moment
+
+        assert self.settings.traces_url is not None  # noqa: S101
+        return Traces(self.settings.traces_url, self.settings.trace_sample_rate, NAME, VERSION)
 
     def address(self) -> tuple[str, int]:
         """Return an address of this host that reaches the server."""
@@ -151,6 +162,8 @@ def screen(server: Server, hellos: list[Hello]) -> str:
         what += f" ({state['note']})" if state["note"] else ""
         lines.append(f"backend   {name:9}{what}")
     default = settings.default_backend
+    if settings.traces_url:
+        lines.append(f"traces    {settings.traces_url}")
     lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")
     key = "-H 'X-API-Key: ...' " if settings.api_key else ""
     row = f"""$(python3 -c 'print([0.5] * {config.width_in})')"""

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
@@ -12,6 +13,7 @@ from models.errors import MLPError
 
 BACKENDS = ("eager", "compiled", "fused")
 ENV_PREFIX = "MLP_"
+TRACES_PATH = "/v1/traces"
 
 
 class SettingsValueError(MLPError):
@@ -111,6 +113,20 @@ class Settings(BaseSettings):
         description="key that every route but liveness and readiness asks for; better set as MLP_API_KEY, since "
         "other users of a host can read a command line",
     )
+    otlp_endpoint: str | None = Field(
+        None,
+        validate_default=True,
+        description="collector that takes traces as OTLP over HTTP, such as http://127.0.0.1:4318; unset: "
+        "OTEL_EXPORTER_OTLP_ENDPOINT's; without either there are none",
+    )
+    trace_sample_rate: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        validate_default=True,
+        description="share of requests that leave a trace where the caller's traceparent does not say; unset: "
+        "OTEL_TRACES_SAMPLER's, every one by default",
+    )
     cache_dir: Path = Field(
         Path("~/.cache/fused-mlp-server"), description="directory that keeps compiled code from one start to the next"
     )
@@ -125,6 +141,16 @@ class Settings(BaseSettings):
     def _known_backends(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value or len(set(value)) < len(value) or not set(value) <= set(BACKENDS):
             raise ValueError(f"expected a comma-separated choice of {', '.join(BACKENDS)}, each at most once")
+        return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _is_base_url(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.endswith(TRACES_PATH):
+            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added")
         return value
 
     @field_validator("cache_dir")
@@ -150,6 +176,18 @@ class Settings(BaseSettings):
             )
         self.worker_threads()
         return self
+
+    @property
+    def traces_url(self) -> str | None:
+        """Where traces go; None where nowhere.
+
+        Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/#endpoint-urls-for-otlphttp.
+        """
+        whole = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        if self.otlp_endpoint is None and whole:
+            return whole
+        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        return base.rstrip("/") + TRACES_PATH if base else None
 
     @property
     def request_rows(self) -> int:

@@ -43,6 +43,12 @@ def test_a_list_is_split_at_commas() -> None:
         (["--timeout-s", "0"], r"--timeout-s \(MLP_TIMEOUT_S\): .*greater than 0, got '0'"),
         (["--threads", "3", "--workers", "2"], r"--threads .*workers x threads of at most 4.*, got 2 x 3"),
         (["--workers", "5"], r"--workers .*at most 4, .*got 5 x 1"),
+        (
+            ["--otlp-endpoint", "collector:4317"],
+            r"--otlp-endpoint .* a URL such as http://127.0.0.1:4318, to which /v1",
+        ),
+        (["--otlp-endpoint", "http://c/v1/traces"], r"--otlp-endpoint .* to which /v1/traces is added, got 'http://c/"),
+        (["--trace-sample-rate", "1.5"], r"--trace-sample-rate .*less than or equal to 1, got '1.5'"),
         (["--turbo"], r"--turbo"),
         (["--port"], r"--port"),
     ],
@@ -86,6 +92,28 @@ def test_workers_are_counted_on_every_device(devices: int) -> None:
 def test_the_key_is_masked_wherever_settings_are_shown() -> None:
     chosen = settings.load(["--api-key", "hush-hush"])
     assert "hush-hush" not in f"{chosen!r} {chosen}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "url"),
+    [
+        ([], {}, None),
+        (["--otlp-endpoint", "http://c:4318/"], {}, "http://c:4318/v1/traces"),
+        ([], {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://c/otlp"}, "https://c/otlp/v1/traces"),
+        (
+            [],
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"},
+            "http://t/x",
+        ),
+        (["--otlp-endpoint", "http://c"], {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t/x"}, "http://c/v1/traces"),
+    ],
+)
+def test_traces_go_where_the_flag_or_the_standard_variables_say(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], variables: dict[str, str], url: str | None
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert settings.load(flags).traces_url == url
 
 
 def test_every_setting_is_described() -> None:
