@@ -9,213 +9,29 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sized
-from typing import Any, ClassVar, NamedTuple, cast
+from collections.abc import Mapping
+from typing import Any, ClassVar, cast
 
 import orjson
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.dispatch import Ticket
 from service.errors import DrainingError, OverloadedError, ServiceError
+from service.exchange import Exchange, Head, Heads
 from service.inference import Inference, Operation, declared_length, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
 from service.settings import Settings
+from service.transport import Flow, JoiningTransport
 
-STATUS_LINE_START = b"HTTP/1.1 "
 MAX_HEAD_BYTES = 64 << 10
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
-REMEMBERED_HEADS = 256
-REMEMBERED_HEAD_BYTES = 2 << 10
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 )
 log = logging.getLogger(__name__)
-
-
-class JoiningTransport:
-    """Holds a reply's head back until its body comes, so that both leave in one write and arrive in one segment.
-
-    uvicorn writes them one after the other, and its event loop sends each at once.
-    """
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-
-    def write(self, data: bytes) -> None:
-        """Write, or hold back what looks like a head; a reply without a body is written in the next loop turn."""
-        if self._transport.is_closing():  # the client has gone meanwhile
-            return
-        if self._head:
-            data, self._head = self._head + data, b""
-        elif data.startswith(STATUS_LINE_START) and data.endswith(b"\r\n\r\n"):
-            self._head = data
-            self._loop.call_soon(self.flush)
-            return
-        self._transport.write(data)
-
-    def flush(self) -> None:
-        """Write a head that is held back."""
-        head, self._head = self._head, b""
-        if head and not self._transport.is_closing():
-            self._transport.write(head)
-
-    def close(self) -> None:
-        """Write what is held back, then close."""
-        self.flush()
-        self._transport.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Leave the rest to the transport."""
-        return getattr(self._transport, name)
-
-
-class Flow(FlowControl):
-    """Lets no more in while requests that were sent ahead wait for their turn: what one read brings is the bound."""
-
-    def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
-        super().__init__(transport)
-        self._pipeline = pipeline
-
-    def resume_reading(self) -> None:
-        """Read on, if nothing waits."""
-        if not self._pipeline:
-            super().resume_reading()
-
-
-class Head(NamedTuple):
-    """What the line and the headers of a usual inference request say.
-
-    Attributes:
-        operation: what is asked for.
-        headers: by lower-case name.
-        length: the body's, in bytes.
-        keep_alive: whether the connection stays open after the reply.
-        refusal: why the request is refused whatever its body is.
-    """
-
-    operation: Operation
-    headers: Mapping[bytes, bytes]
-    length: int
-    keep_alive: bool
-    refusal: ServiceError | None
-
-
-class Heads:
-    """The heads that came lately, by their bytes: a client's requests mostly begin alike, and are parsed but once.
-
-    Only those that were let in are remembered, and only where a line ends in CR LF and nothing else does, so that it
-    is certain where they end. The parser keeps nothing from one request to the next, so that leaving out a whole one
-    leaves it as it was.
-    """
-
-    def __init__(self) -> None:
-        self._heads: dict[bytes, Head] = {}
-
-    def get(self, data: bytes) -> Head | None:
-        """Return the head of which these are the bytes, if it is remembered."""
-        return self._heads.get(data)
-
-    def remember(self, data: bytes, head: Head) -> None:
-        """Keep a head in place of the one that has been here longest."""
-        if head.refusal is not None or len(data) > REMEMBERED_HEAD_BYTES:
-            return
-        if not data.endswith(b"\r\n\r\n") or not data.count(b"\n") == data.count(b"\r") == len(head.headers) + 2:
-            return  # also a head with a header twice
-        if len(self._heads) >= REMEMBERED_HEADS:
-            del self._heads[next(iter(self._heads))]
-        self._heads[data] = head
-
-
-class NoEvent:
-    """Stands for the event that wakes an ASGI app, where there is none."""
-
-    def set(self) -> None:
-        """Do nothing."""
-
-
-class Exchange:
-    """One usual inference request and its reply; what uvicorn's protocol takes for its `RequestResponseCycle`."""
-
-    __slots__ = (
-        "_headers",
-        "_operation",
-        "_parts",
-        "_protocol",
-        "_refusal",
-        "_request_id",
-        "_started_ns",
-        "_ticket",
-        "is_disconnected",
-        "keep_alive",
-        "more_body",
-        "response_complete",
-    )
-    message_event = NoEvent()
-
-    def __init__(self, protocol: "Protocol", head: Head) -> None:
-        self._protocol = protocol
-        self._operation = head.operation
-        self._headers = head.headers
-        self._parts: list[bytes] = []
-        self._started_ns = time.monotonic_ns()
-        self._request_id = request_id_of(head.headers)
-        self._ticket: Ticket | None = None
-        self.is_disconnected = False
-        self.keep_alive = head.keep_alive
-        self.more_body = True
-        self.response_complete = False
-        self._refusal = head.refusal
-
-    @property
-    def disconnected(self) -> bool:
-        """Whether the client is gone."""
-        return self.is_disconnected
-
-    @disconnected.setter
-    def disconnected(self, value: bool) -> None:
-        self.is_disconnected = value
-        if value and self._ticket is not None:
-            self._ticket.abandon()
-
-    def feed(self, data: bytes) -> None:
-        """Take a part of the body; that of a request which is refused by its head is dropped."""
-        if self._refusal is None:
-            self._parts.append(data)
-
-    def begin(self) -> None:
-        """Act on the request, now that it is whole."""
-        if self.response_complete:
-            return
-        self.more_body = False
-        if self._refusal is not None:
-            self.refuse(self._refusal)
-            return
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        self._ticket = self._protocol.inference.start(
-            self._operation, self._headers, body, self._request_id, self._started_ns, self.send
-        )
-
-    def refuse(self, error: Exception) -> None:
-        """Answer with an error, whether the request is whole or not."""
-        self.keep_alive = self.keep_alive and not self.more_body
-        self.send(
-            self._protocol.inference.refuse(error, self._operation, self._headers, self._request_id, self._started_ns)
-        )
-
-    def send(self, reply: Reply) -> None:
-        """Write the reply and end the exchange."""
-        self._ticket = None
-        self.response_complete = True
-        if not self.is_disconnected:
-            self._protocol.write_reply(reply, self._request_id, self.keep_alive)
 
 
 class Protocol(HttpToolsProtocol):
