@@ -1,43 +1,32 @@
 """`python -m loadtests`: measurements of a running server, over HTTP alone."""
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from importlib import import_module
 
-from loadtests.conditions import conditions
-from loadtests.connection import UnexpectedReplyError
-from loadtests.overhead import measure
-from loadtests.server_process import ServerStartError
+from loadtests.errors import LoadTestError
+
+# Name to one line of help. Only the chosen one's module is imported: locust patches the standard library where it is.
+COMMANDS = {
+    "overhead": "one request at a time against a bare ASGI echo of the same bytes",
+}
 
 
 def main(arguments: list[str]) -> int:
-    """Run one measurement; return 0, or 2 with a line on stderr."""
+    """Run one subcommand, `loadtests/commands/NAME.py`; return its status, or 2 with a line on stderr."""
     parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
-    overhead = commands.add_parser("overhead", help="one request at a time against a bare ASGI echo of the same bytes")
-    overhead.add_argument("--requests", type=int, default=4000, help="requests to each server")
-    overhead.add_argument("--json", type=Path, help="file to write the result to")
-    chosen = parser.parse_args(arguments)
-    if chosen.requests < 100:
-        print(f"error: --requests: expected at least 100, got {chosen.requests}", file=sys.stderr)
-        return 2
-    if chosen.json and not chosen.json.parent.is_dir():
-        print(f"error: --json {chosen.json}: there is no directory {chosen.json.parent}", file=sys.stderr)
-        return 2
+    parsers = {name: commands.add_parser(name, help=line, description=line) for name, line in COMMANDS.items()}
+    name = next((each for each in arguments if not each.startswith("-")), "")
+    if name not in parsers:
+        parser.parse_args(arguments)  # prints the help, or what is wrong with the name, and exits
+    module = import_module(f"loadtests.commands.{name}")
+    module.add_arguments(parsers[name])
     try:
-        results = measure(chosen.requests)
-        if chosen.json:
-            document = {"overhead": [asdict(result) for result in results], "conditions": conditions()}
-            chosen.json.write_text(json.dumps(document, indent=2) + "\n")
-    except (OSError, ServerStartError, UnexpectedReplyError) as error:
+        return int(module.run(parser.parse_args(arguments)))
+    except (OSError, LoadTestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    for each in results:
-        print(f"{each.client}: bare echo {each.echo_us:.0f} us, {each.backend} {each.server_us:.0f} us, medians")
-        print(f"  ratio {each.ratio:.2f}, median of rounds; {each.ratio_min:.2f} to {each.ratio_max:.2f}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -5,10 +5,12 @@ import socket
 import time
 from typing import Self
 
+from loadtests.errors import LoadTestError
+
 LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
-class UnexpectedReplyError(Exception):
+class UnexpectedReplyError(LoadTestError):
     """The server answered another status than 200, or ended the connection."""
 
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtests.errors import LoadTestError
+
 VERSION = 1
 
 
@@ -118,7 +120,7 @@ class Evidence:
         part.replace(path)
 
 
-class EvidenceError(Exception):
+class EvidenceError(LoadTestError):
     """A file that is no such document."""
 
 

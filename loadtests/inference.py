@@ -12,12 +12,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
+from loadtests.errors import LoadTestError
+
 WIRES = ("json", "binary")
 LENGTH_HEADER = "Inference-Header-Content-Length"
 SERVER_TIMES = {"QUEUE": "x-queue-us", "COMPUTE": "x-compute-us"}
 
 
-class ReplyError(Exception):
+class ReplyError(LoadTestError):
     """A reply that is not what was asked for."""
 
 

@@ -20,6 +20,7 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
+from loadtests.errors import LoadTestError
 from loadtests.inference import WIRES, Inference, ReplyError, inference, outputs_of, require_answered, server_times_ms
 from loadtests.resolution import refine
 
@@ -29,7 +30,7 @@ SETUP_FAILED = 2
 refine()
 
 
-class SetupError(Exception):
+class SetupError(LoadTestError):
     """The server is not there, or does not have what is to be measured."""
 
 

@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from loadtests.errors import LoadTestError
+
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 30.0
 
 
-class ServerStartError(Exception):
+class ServerStartError(LoadTestError):
     """The server ended, or did not answer in time."""
 
 

@@ -1,0 +1,1 @@
+"""The subcommands of `python -m loadtests`, a file each: `add_arguments(parser)`, and `run(options) -> int`."""
