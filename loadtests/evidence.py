@@ -44,7 +44,12 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One backend under one load in one round."""
+    """One backend under one load in one round.
+
+    Codes of `errors` that are the generator's own: `connection` (refused or ended before the reply), `no_answer` (none
+    in time), `bad_reply` (with 200, and not what was asked for), `unsent` (due in an open loop while as many as may be
+    were unanswered; the one code that is no part of `sent`).
+    """
 
     backend: str
     round: int
@@ -54,7 +59,7 @@ class Run:
     seconds: float  # measured, the warm-up left out
     sent: int
     answered: int  # with 200
-    errors: dict[str, int]  # by code, as the server names it; `connection` where there was no reply
+    errors: dict[str, int]  # by code, as the server names it, and `connection`, `no_answer`, `bad_reply`, `unsent`
     checked: int  # replies compared with the expected rows
     wrong: int  # of those
     answered_in_time: int  # with 200 within the objective
