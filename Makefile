@@ -34,6 +34,14 @@ $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/runtime.stamp
 	@.judges/bin/pip --disable-pip-version-check install -q -r requirements/judges.txt
 	@touch $@
 
+# The peers see what .venv has, so that all of them run the same torch; what they need in another version goes before it.
+.peers/stamp: requirements/peers.txt $(VENV)/runtime.stamp
+	@echo "Setting up .peers (other servers, to compare with)." >&2
+	@$(BIN)/python -m venv .peers 2>/dev/null || { $(BIN)/python -m venv --without-pip .peers && $(BIN)/pip --disable-pip-version-check --python .peers/bin/python install -q pip; }
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >"$$(.peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/server.pth"
+	@.peers/bin/pip --disable-pip-version-check install -q -r requirements/peers.txt
+	@touch $@
+
 setup: $(VENV)/runtime.stamp  ## Set up .venv with what the server needs.
 
 serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
@@ -75,4 +83,4 @@ format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
 	@$(BIN)/ruff format .
 
 clean:  ## Remove .venv and the tools' caches.
-	@rm -rf $(VENV) .judges .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) .judges .peers .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,6 +9,7 @@ from loadtests.errors import LoadTestError
 # Name to one line of help. Only the chosen one's module is imported: locust patches the standard library where it is.
 COMMANDS = {
     "overhead": "one request at a time against a bare ASGI echo of the same bytes",
+    "peers": "this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec under the same load",
 }
 
 

@@ -1,0 +1,129 @@
+"""`peers`: this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec, under the same load."""
+
+import argparse
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from loadtests import wrk
+from loadtests.conditions import ROOT, conditions
+from loadtests.errors import LoadTestError
+from loadtests.inference import WIRES
+from loadtests.peer_load import Comparison, Plan
+from loadtests.peer_servers import BACKEND, OURS, SERVERS, samples, threads
+
+LOGS = ROOT / "out/peers"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated")
+    parser.add_argument("--models", default="digits,geglu-768", help="one that costs nothing, and one that does")
+    parser.add_argument("--wires", default=",".join(WIRES), help="comma-separated")
+    parser.add_argument("--connections", default="1,8,32,128", help="of the closed loop, comma-separated")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each server is started and loaded")
+    parser.add_argument("--seconds", type=int, default=5, help="of each load, after a second of warm-up")
+    parser.add_argument("--rows", type=int, default=1, help="rows in each request")
+    parser.add_argument("--logs", type=Path, default=LOGS, help="directory for what servers wrote that failed")
+    parser.add_argument("--json", type=Path, required=True, help="file to write the result to")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write the file; return 1 where a server or a load failed, 130 after Ctrl-C.
+
+    Raises:
+        LoadTestError, OSError: nothing could be measured or written.
+    """
+    plan = planned(options)
+    generator = wrk.version()
+    if not options.json.parent.is_dir():
+        raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
+    comparison = Comparison(plan, {model: samples(model, plan.rows) for model in plan.models}, options.logs)
+    surroundings = conditions() | {
+        "servers": {name: f"{SERVERS[name].title} {SERVERS[name].version()}" for name in plan.servers if name != OURS},
+        "backend": BACKEND,
+        "threads": threads(),
+        "wrk": generator,
+        "load": "closed loop, wrk on the cores of the servers",
+    }
+
+    def write(ended_early: str | None) -> None:
+        document: dict[str, Any] = {"peers": comparison.document(), "conditions": surroundings}
+        part = options.json.with_suffix(".part")
+        part.write_text(json.dumps(document | {"ended_early": ended_early}, indent=1) + "\n")
+        part.replace(options.json)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    starts = plan.rounds * len(comparison.starts)
+    status = 0
+    try:
+        with tqdm(total=starts, desc="peers", unit="start") as bar:
+            for start in comparison.run():
+                write("not all rounds are there")
+                bar.set_postfix_str(f"{start.server} {start.model} {start.wire}")
+                bar.update()
+    except KeyboardInterrupt:
+        status = 130
+    write("interrupted" if status else None)
+    print("\n".join(lines(comparison.document())))
+    for cell in comparison.failures:
+        where = f"{cell.server}, {cell.model}, {cell.wire}, {cell.connections} connections"
+        print(f"error: {where}: {cell.failure}", file=sys.stderr)
+    return status or int(bool(comparison.failures))
+
+
+def planned(options: argparse.Namespace) -> Plan:
+    """Read the flags.
+
+    Raises:
+        LoadTestError: a value is none that can be measured.
+    """
+    for name in ("rounds", "seconds", "rows"):
+        if getattr(options, name) < 1:
+            raise LoadTestError(f"--{name}: expected a whole number of at least 1, got {getattr(options, name)}")
+    servers, wires = (
+        chosen(flag, getattr(options, flag), known) for flag, known in (("servers", tuple(SERVERS)), ("wires", WIRES))
+    )
+    try:
+        connections = tuple(dict.fromkeys(int(each) for each in options.connections.split(",")))
+    except ValueError:
+        connections = (0,)
+    if min(connections) < 1:
+        raise LoadTestError(f"--connections: expected whole numbers of at least 1, got {options.connections!r}")
+    models = tuple(dict.fromkeys(options.models.split(",")))
+    return Plan(servers, models, wires, connections, options.rounds, options.seconds, options.rows)
+
+
+def chosen(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names in a comma-separated list.
+
+    Raises:
+        LoadTestError: one is not known.
+    """
+    names = tuple(dict.fromkeys(text.split(",")))
+    for name in names:
+        if name not in known:
+            raise LoadTestError(f"--{flag}: expected some of {', '.join(known)}, got {name!r}")
+    return names
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """Return the result as a table for a terminal."""
+    form = "{:<10} {:<10} {:<7} {:>5} {:>10} {:>9} {:>9}  {}"
+    table = [form.format("model", "server", "wire", "conn", "requests/s", "p50 ms", "p99 ms", "ours / theirs")]
+    for cell in document["cells"]:
+        if cell["requests_per_s"] is None:
+            said = ["-", "-", "-", "failed" if cell["failure"] else "no such wire"]
+        else:
+            said = [f"{cell[name]['median']:g}" for name in ("requests_per_s", "p50_ms", "p99_ms")]
+            said.append("{median:.3g} ({min:.3g} to {max:.3g})".format(**cell["ratio"]) if cell["ratio"] else "-")
+        table.append(form.format(cell["model"], cell["server"], cell["wire"], cell["connections"], *said))
+    for each in document["starts"]:
+        if each["start_s"] and each["memory_mib"]:
+            figures = f"{each['start_s']['median']:.3g} s to start, {each['memory_mib']['median']:.0f} MiB"
+            table.append(f"{each['model']:<10} {each['server']:<10} {each['wire']:<7} {figures}")
+    return table
