@@ -14,7 +14,7 @@ from fastapi import Body, Response
 
 from loadtests.peers.model import Model, Rows, Setting
 
-MAX_BATCH_REQUESTS = 16
+MAX_BATCH_REQUESTS = 64
 BATCH_TIMEOUT_S = 0.001
 
 
