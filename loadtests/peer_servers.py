@@ -25,8 +25,8 @@ PEERS_PYTHON = ROOT / ".peers/bin/python"
 # Of the largest output. Two orders of summing float32 differ by 1e-6; another request's rows differ by 1.
 TOLERANCE = 1e-3
 CHECK_LIMIT_S = 20.0
-# How long OpenMP's threads spin for each other, as this server sets it. At libgomp's default the peers' models would take
-# many times longer wherever a front or the load wants a core, and that is not what is compared.
+# How long OpenMP's threads spin for each other, as this server sets it. At libgomp's default the peers' models would
+# take many times longer wherever a front or the load wants a core, and that is not what is compared.
 SPIN_COUNT = 2000
 
 
@@ -162,6 +162,7 @@ def threads() -> int:
 SERVERS: dict[str, Server] = {
     OURS: Server("this server", "litserve", sys.executable, "service"),
     "litserve": Server("LitServe, stock", "litserve", sys.executable, "loadtests.peers.litserve_stock"),
+    "fastapi": Server("FastAPI, model in process", "fastapi", sys.executable, "loadtests.peers.fastapi_in_process"),
     "mosec": Server(
         "mosec",
         "mosec",

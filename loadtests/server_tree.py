@@ -120,20 +120,22 @@ class ServerTree:
 
     def _ended_within(self, limit_s: float) -> bool:
         limit = time.monotonic() + limit_s
-        while self.processes():
+        while self._is_any_left():
             if time.monotonic() > limit:
                 return False
             time.sleep(0.02)
-        self._reap()
         return True
 
-    def _reap(self) -> None:
+    def _is_any_left(self) -> bool:
+        """Reap what has ended, which may bring its own children here; return whether there is a child yet."""
         assert self._process is not None  # noqa: S101  entered
-        self._process.wait()
-        for child in psutil.Process().children():
-            if child.pid not in self._others:
+        self._process.poll()
+        children = [child.pid for child in psutil.Process().children() if child.pid not in self._others]
+        for pid in children:
+            if pid != self._process.pid:
                 with contextlib.suppress(ChildProcessError):
-                    os.waitpid(child.pid, os.WNOHANG)
+                    os.waitpid(pid, os.WNOHANG)
+        return bool(children)
 
     def _last(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]

@@ -3,7 +3,7 @@
 As its README advises under Configuration and Performance tuning (https://github.com/mosecorg/mosec#performance-tuning):
 dynamic batching, with a wait no longer than a batch takes, as far as its unit, the millisecond, allows; the JSON codec
 replaced by a faster one, orjson, or by bytes; threads set for each worker. A batch leaves at once when it is full, so
-that its size has to stay under the number of connections to be of use: of 8, 16, 32 and 64, these did best over 1 to 128.
+that its size has to stay under the number of connections to be of use; of 8, 16, 32 and 64, these did best.
 """
 
 from typing import Any
