@@ -163,6 +163,15 @@ SERVERS: dict[str, Server] = {
     OURS: Server("this server", "litserve", sys.executable, "service"),
     "litserve": Server("LitServe, stock", "litserve", sys.executable, "loadtests.peers.litserve_stock"),
     "fastapi": Server("FastAPI, model in process", "fastapi", sys.executable, "loadtests.peers.fastapi_in_process"),
+    "bentoml": Server(
+        "BentoML",
+        "bentoml",
+        str(PEERS_PYTHON),
+        "loadtests.peers.bentoml_service",
+        wires=("json",),
+        environment={"BENTOML_HOME": str(ROOT / ".peers/bentoml"), "BENTOML_DO_NOT_TRACK": "1"},
+    ),
+    "ray": Server("Ray Serve", "ray", str(PEERS_PYTHON), "loadtests.peers.ray_serve"),
     "mosec": Server(
         "mosec",
         "mosec",
