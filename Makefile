@@ -6,7 +6,7 @@ ARGS ?=
 PIP := $(BIN)/pip --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-quick check bench gpu docs loadtest image format clean
+.PHONY: help setup serve test test-quick check bench peers gpu docs loadtest image format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -66,10 +66,13 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
 	@$(BIN)/python -m docs.render
 
+peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, about an hour, and renew docs/peers.md; needs wrk.
+	@$(BIN)/python -m loadtests peers --json docs/results/peers.json $(ARGS); status=$$?; $(BIN)/python -m docs.render && exit $$status
+
 gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch, triton, numpy and safetensors alone.
 	@$(PYTHON) -m models.gpu $(ARGS)
 
-docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md.
+docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md and docs/peers.md.
 	@$(BIN)/python -m docs.render
 
 loadtest: $(VENV)/dev.stamp .judges/stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".

@@ -1,8 +1,9 @@
-"""Writes the generated parts of README.md: `python -m docs.render`; with `--check`, says whether they are up to date.
+"""Writes the generated parts of the documents: `python -m docs.render`; with `--check`, says whether they are current.
 
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 """
 
+import itertools
 import json
 import re
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs/peers.md")
 RESULTS = ROOT / "docs/results"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -93,11 +94,65 @@ def settings() -> str:
     return "\n".join(rows) + "\n"
 
 
+def peers() -> str:
+    """Render docs/results/peers.json, which `python -m loadtests peers --json` writes; say so where it is not there."""
+    file = RESULTS / "peers.json"
+    return peers_tables(json.loads(file.read_text())) if file.exists() else "Not measured yet.\n"
+
+
+def peers_tables(document: dict[str, Any]) -> str:
+    """Render a table for each model and wire: a server a row, a number of connections a column."""
+    plan, conditions = document["peers"]["plan"], document["conditions"]
+    cells = {(c["model"], c["wire"], c["server"], c["connections"]): c for c in document["peers"]["cells"]}
+    starts = {(each["model"], each["wire"], each["server"]): each for each in document["peers"]["starts"]}
+    versions: dict[str, str] = conditions["servers"]
+    lines, notes = [], []
+    for model, wire in itertools.product(plan["models"], plan["wires"]):
+        counts = [f"{count} connection{'s' if count > 1 else ''}" for count in plan["connections"]]
+        lines += [f"**{model}, {wire}**", "", f"| server | start | memory | {' | '.join(counts)} |"]
+        lines += ["|---" * (3 + len(counts)) + "|"]
+        for server in plan["servers"]:
+            start = starts[model, wire, server]
+            row = [versions.get(server, "this server")]
+            row += [f"{start['start_s']['median']:.1f} s" if start["start_s"] else "—"]
+            row += [f"{start['memory_mib']['median']:.0f} MiB" if start["memory_mib"] else "—"]
+            for count in plan["connections"]:
+                cell = cells[model, wire, server, count]
+                row.append(peers_cell(cell))
+                if cell["failure"]:
+                    notes.append(f"- {server}, {model}, {wire}, connections {count}: {cell['failure']}")
+            lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    lines += ["Failed:", "", *notes, ""] if notes else []
+    lines.append(
+        f"Medians of {plan['rounds']} rounds of {plan['seconds']} s, {plan['rows']} row{'s' * (plan['rows'] > 1)} a "
+        f"request, backend `{conditions['backend']}`, {conditions['threads']} threads; {conditions['processor']}, "
+        f"{conditions['cores']} cores, shared with wrk {conditions['wrk']}; python {conditions['python']}, "
+        f"torch {conditions['torch']}, commit {conditions['commit']}."
+    )
+    if document["ended_early"]:
+        lines += ["", f"Not whole: {document['ended_early']}."]
+    return "\n".join(lines) + "\n"
+
+
+def peers_cell(cell: dict[str, Any]) -> str:
+    """Render one server under one load."""
+    if cell["requests_per_s"] is None:
+        return "failed" if cell["failure"] else "no such wire" if not cell["is_supported"] else "—"
+    rate, p50, p99 = (cell[name]["median"] for name in ("requests_per_s", "p50_ms", "p99_ms"))
+    shown = f"{rate:,.0f}/s; {p50:.3g}, {p99:.3g} ms"
+    if cell["ratio"] is None or cell["server"] == "ours":
+        return shown
+    ratio = cell["ratio"]
+    return f"{shown}; {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "backends": backends,
     "overhead": overhead,
     "request_path": request_path,
     "settings": settings,
+    "peers": peers,
 }
 
 
@@ -108,14 +163,17 @@ def rendered(text: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the parts, or check them; return the exit status."""
-    text = README.read_text()
-    new = rendered(text)
-    if arguments == ["--check"]:
-        if new != text:
-            print("error: README.md and what it is generated from differ; run `make docs`", file=sys.stderr)
-        return int(new != text)
-    README.write_text(new)
-    return 0
+    status = 0
+    for document in DOCUMENTS:
+        text = document.read_text()
+        new = rendered(text)
+        if arguments != ["--check"]:
+            document.write_text(new)
+        elif new != text:
+            name = document.relative_to(ROOT)
+            print(f"error: {name} and what it is generated from differ; run `make docs`", file=sys.stderr)
+            status = 1
+    return status
 
 
 if __name__ == "__main__":

@@ -22,12 +22,15 @@ def block(language: str, containing: str) -> str:
     return str(found)
 
 
-def test_the_generated_parts_of_the_readme_are_up_to_date() -> None:
-    assert render.rendered(README) == README
+@pytest.mark.parametrize("document", render.DOCUMENTS, ids=lambda path: path.name)
+def test_the_generated_parts_are_up_to_date(document: Path) -> None:
+    text = document.read_text()
+    assert render.rendered(text) == text
 
 
-def test_every_generated_part_stands_in_the_readme() -> None:
-    assert [name for _, name, _ in render.PART.findall(README)] == list(render.PARTS)
+def test_every_generated_part_stands_in_a_document() -> None:
+    texts = [document.read_text() for document in render.DOCUMENTS]
+    assert [name for text in texts for _, name, _ in render.PART.findall(text)] == list(render.PARTS)
 
 
 @pytest.mark.parametrize("code", STATUS)

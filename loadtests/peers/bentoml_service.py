@@ -1,9 +1,9 @@
 """BentoML: a service with adaptive batching.
 
-As https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html advises: a `batchable` endpoint over a numpy array,
-which BentoML joins and splits along its rows; a `max_latency_ms` that leaves its dispatcher room, since it answers 503
-where that cannot be kept; one worker, as https://docs.bentoml.com/en/latest/build-with-bentoml/parallelize-requests.html
-has it for one device. A batchable endpoint takes JSON; raw bytes go to endpoints without batching only.
+As https://docs.bentoml.com/en/latest/get-started/adaptive-batching.html advises: a `batchable` endpoint over a numpy
+array, which BentoML joins and splits along its rows; a `max_latency_ms` that leaves its dispatcher room, since it
+answers 503 where that cannot be kept. One worker, access log off. A batchable endpoint takes JSON; raw bytes go to
+endpoints without batching only.
 """
 
 import os
@@ -18,7 +18,7 @@ MAX_BATCH_REQUESTS = 64
 MAX_LATENCY_MS = 1000
 
 
-@bentoml.service(workers=1, traffic={"timeout": 60}, logging={"access": {"enabled": False}})  # type: ignore[untyped-decorator]
+@bentoml.service(workers=1, traffic={"timeout": 60}, logging={"access": {"enabled": False}})
 class Inference:
     """The service."""
 

@@ -8,6 +8,7 @@ which is also what sets its `OMP_NUM_THREADS` (https://docs.ray.io/en/latest/ser
 import os
 import signal
 import sys
+import tempfile
 
 os.environ |= {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1", "RAY_USAGE_STATS_ENABLED": "0"}  # read by the imports
 
@@ -23,9 +24,7 @@ BATCH_WAIT_S = 0.001
 SETTING = Setting.from_environment()
 
 
-@serve.deployment(  # type: ignore[untyped-decorator]
-    num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": SETTING.threads}
-)
+@serve.deployment(num_replicas=1, max_ongoing_requests=1000, ray_actor_options={"num_cpus": SETTING.threads})
 class Inference:
     """The deployment."""
 
@@ -49,12 +48,12 @@ class Inference:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    ray.init(address="local", num_cpus=SETTING.threads, include_dashboard=False, log_to_driver=True)
-    try:
-        serve.start(
-            http_options={"host": "127.0.0.1", "port": SETTING.port}, logging_config={"enable_access_log": False}
-        )
-        serve.run(Inference.bind(SETTING), route_prefix="/predict")
-        signal.pause()
-    finally:
-        ray.shutdown()
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
+        ray.init(address="local", num_cpus=SETTING.threads, include_dashboard=False, _temp_dir=directory)
+        try:
+            http_options = {"host": "127.0.0.1", "port": SETTING.port}
+            serve.start(http_options=http_options, logging_config={"enable_access_log": False})
+            serve.run(Inference.bind(SETTING), route_prefix="/predict")  # type: ignore[attr-defined]
+            signal.pause()
+        finally:
+            ray.shutdown()

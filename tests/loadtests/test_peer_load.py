@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from docs import render
 from loadtests.peer_load import Cell, Comparison, Plan, Spread, answers, ratio, tree, under_load
 from loadtests.peer_servers import OURS, SERVERS, Exchange, PeerError, Sample, Server, samples
 from loadtests.server_process import free_port
@@ -71,6 +72,27 @@ def test_a_failed_cell_keeps_its_loads_and_tells_no_figures() -> None:
     assert document["failure"] == "round 2: a wrong answer"
     assert document["requests_per_s"] is document["ratio"] is None
     assert len(document["loads"]) == 1
+
+
+def test_the_page_tells_figures_ratios_losses_and_failures(tmp_path: Path) -> None:
+    plan = Plan((OURS, "mosec", "bentoml"), ("digits",), ("json", "binary"), (8,), rounds=2, seconds=5, rows=1)
+    comparison = Comparison(plan, {}, tmp_path)
+    for wire in plan.wires:
+        comparison.cells[OURS, "digits", wire, 8].loads = {0: load(100), 1: load(300)}
+        comparison.cells["mosec", "digits", wire, 8].loads = {0: load(200), 1: load(200)}
+    comparison.cells["bentoml", "digits", "json", 8].failure = "round 1: it died"
+    comparison.starts[OURS, "digits", "json"].seconds = [1.0, 3.0]
+    conditions = {"servers": {"mosec": "mosec 1.2", "bentoml": "BentoML 3.4"}, "backend": "fused", "threads": 2}
+    conditions |= {"processor": "a CPU", "cores": 2, "wrk": "4.1", "python": "3.11", "torch": "2.13", "commit": "abc"}
+    document = {"peers": comparison.document(), "conditions": conditions, "ended_early": "interrupted"}
+    text = render.peers_tables(json.loads(json.dumps(document)))
+    assert "| this server | 2.0 s | — | 200/s; 1, 3 ms |" in text
+    assert "| mosec 1.2 | — | — | 200/s; 1, 3 ms; 1.00 (0.50 to 1.50) |" in text
+    assert "| BentoML 3.4 | — | — | failed |" in text
+    assert "| BentoML 3.4 | — | — | no such wire |" in text
+    assert "- bentoml, digits, json, connections 8: round 1: it died" in text
+    assert "Medians of 2 rounds of 5 s, 1 row a request, backend `fused`, 2 threads; a CPU, 2 cores" in text
+    assert text.endswith("Not whole: interrupted.\n")
 
 
 def test_other_outputs_than_the_expected_are_a_wrong_answer() -> None:
