@@ -15,6 +15,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
+TITLE = "fused-mlp-server: "
 START_LIMIT_S = 240  # what a start may take on a busy host; no test asserts on it
 
 
@@ -42,9 +43,28 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def resident_kib(pid: int) -> int:
+    """The memory that a process holds; 0 where it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1])
+    return 0
+
+
+def memory_kib(server: "RunningServer") -> dict[str, int]:
+    """The largest memory of each kind of process of a server."""
+    held: dict[str, int] = {}
+    for pid in descendants(server.process.pid):
+        held[title(pid)] = max(held.get(title(pid), 0), resident_kib(pid))
+    return {name.removeprefix(TITLE): size for name, size in held.items() if name.startswith(TITLE)}
+
+
 def title(pid: int) -> str:
-    """What `ps` shows of a process."""
-    return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0].strip()
+    """What `ps` shows of a process; nothing where it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text().partition("\0")[0].strip()
+    return ""
 
 
 class RunningServer:
@@ -87,9 +107,13 @@ class RunningServer:
             return True
         return False
 
+    def pids_of(self, role: str) -> list[int]:
+        """The processes whose title names the role, the oldest first."""
+        return sorted(pid for pid in descendants(self.process.pid) if title(pid) == TITLE + role)
+
     def pid_of(self, role: str) -> int:
         """The one process whose title names the role."""
-        (pid,) = [pid for pid in descendants(self.process.pid) if title(pid) == f"fused-mlp-server: {role}"]
+        (pid,) = self.pids_of(role)
         return pid
 
     def metric(self, name: str, **labels: str) -> float:
@@ -109,13 +133,21 @@ class RunningServer:
     @contextlib.contextmanager
     def stopped(self, role: str) -> Iterator[int]:
         """Stop the one process with this role meanwhile, so that what waits for it waits for certain."""
-        pid = self.pid_of(role)
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with self.all_stopped(role) as (pid,):
             yield pid
+
+    @contextlib.contextmanager
+    def all_stopped(self, role: str) -> Iterator[list[int]]:
+        """Stop every process with this role meanwhile."""
+        pids = self.pids_of(role)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield pids
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def wait_exit(self) -> int:
         return self.process.wait(timeout=60)
