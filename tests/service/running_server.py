@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
@@ -71,10 +72,12 @@ class RunningServer:
     """`python -m service` as a process of its own, with its output in a file."""
 
     def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
-        self.port = free_port()
+        if "--port" not in arguments:
+            arguments = ("--port", str(free_port()), *arguments)
+        self.port = int(arguments[arguments.index("--port") + 1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [sys.executable, "-m", "service", "--port", str(self.port), *arguments]
+        command = [sys.executable, "-m", "service", *arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "TRITON_INTERPRET"))}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -124,6 +127,25 @@ class RunningServer:
         """How many requests have been accepted so far, whether they are answered or not."""
         counted = ("mlp_inflight_requests", "mlp_requests_total")
         return sum(value for found, _, value in self._samples() if found in counted)
+
+    def answers_together(
+        self, calls: Sequence[Callable[[], httpx.Response]], until: Callable[[], bool] | None = None
+    ) -> list[httpx.Response]:
+        """Make inference calls side by side, with the workers stopped until all are accepted, or until more is so."""
+        replies: dict[int, httpx.Response] = {}
+
+        def make(index: int) -> None:
+            replies[index] = calls[index]()
+
+        with self.all_stopped("worker"):
+            before = self.accepted()
+            threads = [threading.Thread(target=make, args=(index,)) for index in range(len(calls))]
+            for thread in threads:
+                thread.start()
+            self.wait_until(until or (lambda: self.accepted() == before + len(calls)))
+        for thread in threads:
+            thread.join()
+        return [replies[index] for index in range(len(calls))]
 
     def _samples(self) -> list[tuple[str, dict[str, str], float]]:
         with urllib.request.urlopen(self.url + "/metrics", timeout=60) as reply:  # quicker than httpx to set up

@@ -1,7 +1,10 @@
-"""Load with kills: `PYTHONPATH=. python tests/service/chaos/soak.py --seconds 600 --json FILE`.
+"""Load with kills and reloads: `PYTHONPATH=. python tests/service/chaos/soak.py --seconds 600 --json FILE`.
 
-Callers send at a steady rate while a worker is killed every few seconds and the default backend is switched. At the end
-the callers' counts and the server's agree to the request, every request has had an answer, and no process has grown.
+First the capacity is measured, by callers that send as soon as they are answered. Then they send at 70% of it while a
+worker is killed every few seconds, the default backend is switched, and the whole server is reloaded: it is told to end
+and started anew on its port, which is how another model or setting takes its place. At the end the callers' counts and
+the server's agree to the request, every request that was taken has had its answer, the answers are right, each server
+ended with status 0, and no process has grown.
 """
 
 import argparse
@@ -10,157 +13,291 @@ import http.client
 import json
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tests.service.running_server import RunningServer, descendants, title
+from tests.service.running_server import TITLE, RunningServer, descendants, free_port, resident_kib, title
 
 CALLERS = 8
+MEASURE_S = 5.0
+SHARE = 0.7  # of capacity
 KILL_EVERY_S = 15.0
 SWITCH_EVERY_S = 3.0
-GROWTH_KIB = 32 << 10  # what a process may grow by between a quarter of the time and its end
-WIDTH = 64
+RELOAD_EVERY_S = 45.0
+SAMPLE_EVERY_S = 2.0
+GROWTH_KIB = 32 << 10  # what a process may grow by once a quarter of its life is over
+WIDTH = 256
+CONFIG = {
+    "name": "soak",
+    "in_features": None,
+    "out_features": None,
+    "dim": WIDTH,
+    "hidden": 1024,
+    "depth": 4,
+    "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
+    "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
+    "labels": None,
+    "init": {"seed": 0},
+}
+LOGGED = re.compile(r"^.*\bstatus=(\d{3})\b", re.MULTILINE)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to load")
-    parser.add_argument("--rate", type=float, default=400.0, help="requests a second, all callers together")
-    parser.add_argument("--json", type=Path, help="file to write what was seen to")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        flags = ("--backends", "eager,fused", "--api-servers", "2", "--workers", "2", "--cache-dir", directory)
-        server = RunningServer(Path(directory) / "log", *flags).wait_ready()
-        try:
-            report = soak(server, options.seconds, options.rate)
-            report["exit_status"] = server.stop()
-        finally:
-            server.end()
-    problems = judge(report)
-    report["problems"] = problems
-    text = json.dumps(report, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
-    return 1 if problems else 0
+@dataclass
+class Callers:
+    """Callers that run side by side, and what they saw, by status or by the reason why there is none."""
+
+    port: int
+    end_s: float
+    interval_s: float  # of each caller; 0: as soon as it is answered
+    counts: "collections.Counter[str]" = field(default_factory=collections.Counter)
+    slowest_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(CALLERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _call(self, seed: int) -> None:
+        """Send one request each interval over a connection that is kept."""
+        draw = random.Random(seed)
+        bodies = [made_body(draw) for _ in range(30)]
+        expected: dict[int, list[list[float]]] = {}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        due_s = time.monotonic() + draw.random() * self.interval_s
+        while due_s < self.end_s:
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            due_s = due_s + self.interval_s if self.interval_s else time.monotonic()
+            which = draw.randrange(len(bodies))
+            began_s = time.monotonic()
+            try:
+                connection.request("POST", "/predict", bodies[which], {"content-type": "application/json"})
+                reply = connection.getresponse()
+                data = reply.read()
+            except ConnectionRefusedError:  # between two servers
+                self.counts["refused"] += 1
+                connection.close()
+                time.sleep(0.05)
+                continue
+            except ConnectionError:  # an ending server closed it while it was idle, or before it was accepted
+                self.counts["closed"] += 1
+                connection.close()
+                continue
+            self.counts[str(reply.status)] += 1
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
+            if reply.status == 200 and draw.random() < 0.05:
+                outputs = json.loads(data)["outputs"]
+                if not agree(outputs, expected.setdefault(which, outputs)):
+                    self.counts["wrong"] += 1
+        connection.close()
 
 
-def soak(server: RunningServer, seconds: float, rate: float) -> dict[str, object]:
-    """Load a server and disturb it; return what callers and server counted, and what each process held."""
-    end = time.monotonic() + seconds
-    counts: collections.Counter[str] = collections.Counter()
-    slowest_s = [0.0]
-    callers = [
-        threading.Thread(target=call, args=(server.port, end, CALLERS / rate, counts, slowest_s, index))
-        for index in range(CALLERS)
-    ]
-    for caller in callers:
-        caller.start()
-    start, kills, switches = time.monotonic(), 0, 0
-    early: dict[str, int] = {}
-    while time.monotonic() < end:
-        time.sleep(min(SWITCH_EVERY_S, max(0.0, end - time.monotonic())))
-        put_default(server.port, ("eager", "fused", "auto")[switches % 3])
-        switches += 1
-        if not early and time.monotonic() - start > seconds / 4:
-            early = memory_kib(server)
-        if (time.monotonic() - start) / KILL_EVERY_S > kills + 1:
-            workers = [pid for pid in descendants(server.process.pid) if title(pid) == "fused-mlp-server: worker"]
-            if workers:
-                os.kill(random.choice(workers), signal.SIGKILL)
-                kills += 1
-    for caller in callers:
-        caller.join()
+def made_body(draw: random.Random) -> bytes:
+    width = WIDTH if draw.random() > 0.05 else WIDTH - 1
+    rows = [[round(draw.uniform(-4, 4), 2) for _ in range(width)] for _ in range(draw.choice((1, 3, 8)))]
+    return json.dumps({"inputs": rows}).encode()
+
+
+def agree(outputs: list[list[float]], expected: list[list[float]]) -> bool:
+    """Whether two answers to the same question are the same, whatever backend and batch they came from."""
+    return all(
+        abs(a - b) <= 1e-3 * max(1.0, abs(b))
+        for row, other in zip(outputs, expected, strict=True)
+        for a, b in zip(row, other, strict=True)
+    )
+
+
+class Memory:
+    """What each process holds, over its time."""
+
+    def __init__(self) -> None:
+        self.samples: dict[str, list[tuple[float, int]]] = collections.defaultdict(list)
+        self._start_s = time.monotonic()
+
+    def sample(self, server: RunningServer) -> None:
+        """Look at every process of a server."""
+        at_s = round(time.monotonic() - self._start_s, 1)
+        for pid in descendants(server.process.pid):
+            name, held = title(pid).removeprefix(TITLE), resident_kib(pid)
+            if name in ("worker", "http") and held:
+                self.samples[f"{name} {pid}"].append((at_s, held))
+
+    def growth(self) -> dict[str, int]:
+        """How much each process has grown since a quarter of its life, in KiB."""
+        found = {}
+        for name, samples in self.samples.items():
+            late = samples[len(samples) // 4 :]
+            found[name] = late[-1][1] - late[0][1]
+        return found
+
+
+class Lives:
+    """The server, which is reloaded now and then: one life after the other, on one port."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._port = free_port()
+        self.logs: list[Path] = []
+        self.kills = 0  # in this life
+        self.ended: list[dict[str, int]] = []
+        self.server = self._start()
+
+    def _start(self) -> RunningServer:
+        self.logs.append(self._directory / f"log-{len(self.logs)}")
+        flags = ("--model", str(self._directory / "soak"), "--backends", "eager,fused", "--log-requests")
+        shape = ("--api-servers", "2", "--workers", "2", "--port", str(self._port))
+        return RunningServer(self.logs[-1], *flags, *shape).wait_ready()
+
+    def kill_a_worker(self) -> None:
+        """Kill one that is ready, so that each kill is one restart."""
+        self.wait_whole()
+        os.kill(random.choice(self.server.pids_of("worker")), signal.SIGKILL)
+        self.kills += 1
+
+    def wait_whole(self) -> None:
+        """Wait until every worker that was killed is replaced and warm."""
+        self.server.wait_until(lambda: self.server.metric("mlp_worker_restarts_total") == self.kills)
+        self.server.wait_until(lambda: self.server.answers("/v2/health/ready", 200))
+
+    def end(self) -> None:
+        """End the server in order, and note how that went."""
+        self.wait_whole()
+        restarts = int(self.server.metric("mlp_worker_restarts_total"))
+        status = self.server.stop()
+        self.ended.append({"kills": self.kills, "worker_restarts": restarts, "exit_status": status})
+        self.kills = 0
+
+    def reload(self) -> None:
+        """End the server and start it anew."""
+        self.end()
+        self.server = self._start()
+
+    def counted(self) -> dict[str, int]:
+        """What all servers together have logged, by status."""
+        counts: collections.Counter[str] = collections.Counter()
+        for log in self.logs:
+            counts.update(LOGGED.findall(log.read_text(errors="replace")))
+        return dict(counts)
+
+
+def measured_capacity(port: int) -> float:
+    """Return how many requests a second are answered when the next is sent as soon as the last is answered."""
+    callers = Callers(port, time.monotonic() + MEASURE_S, 0.0)
+    callers.join()
+    return (callers.counts["200"] + callers.counts["400"]) / MEASURE_S
+
+
+def soak(lives: Lives, seconds: float, rate: float) -> dict[str, Any]:
+    """Load and disturb; return what callers and servers counted, and what each process held."""
+    before = lives.counted()
+    memory, start_s = Memory(), time.monotonic()
+    callers = Callers(lives.server.port, start_s + seconds, CALLERS / rate)
+    due = {"kill": KILL_EVERY_S, "switch": SWITCH_EVERY_S, "reload": RELOAD_EVERY_S, "sample": 0.0}
+    done: collections.Counter[str] = collections.Counter()
+    while time.monotonic() < callers.end_s:
+        what = min(due, key=lambda name: due[name])
+        time.sleep(max(0.0, min(start_s + due[what], callers.end_s) - time.monotonic()))
+        if time.monotonic() >= callers.end_s:
+            break
+        match what:
+            case "kill":
+                lives.kill_a_worker()
+            case "reload":
+                lives.reload()
+            case "switch":
+                put_default(lives.server.port, ("eager", "fused", "auto")[done["switch"] % 3])
+            case _:
+                memory.sample(lives.server)
+        done[what] += 1
+        every_s = {"kill": KILL_EVERY_S, "reload": RELOAD_EVERY_S, "switch": SWITCH_EVERY_S, "sample": SAMPLE_EVERY_S}
+        due[what] = max(due[what] + every_s[what], time.monotonic() - start_s)
+    callers.join()
+    server = lives.server
     server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)
-    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == kills)
-    counted = {
-        str(status): server.metric("mlp_requests_total", status=str(status)) for status in (200, 400, 429, 503, 504)
-    }
+    scraped = {str(status): int(server.metric("mlp_requests_total", status=str(status))) for status in (200, 400, 503)}
+    last = collections.Counter(LOGGED.findall(lives.logs[-1].read_text(errors="replace")))
+    lives.end()
     return {
         "seconds": seconds,
         "requests_per_s": rate,
-        "kills": kills,
-        "switches": switches,
-        "callers_counted": dict(counts),
-        "server_counted": counted,
-        "worker_restarts": server.metric("mlp_worker_restarts_total"),
-        "slowest_s": slowest_s[0],
-        "memory_kib_early": early,
-        "memory_kib_late": memory_kib(server),
+        "disturbances": dict(done),
+        "callers_counted": dict(callers.counts),
+        "servers_logged": {name: count - before.get(name, 0) for name, count in lives.counted().items()},
+        "last_server_scraped": scraped,
+        "last_server_logged": dict(last),
+        "lives": lives.ended,
+        "slowest_s": callers.slowest_s,
+        "growth_kib": memory.growth(),
+        "memory_kib": dict(memory.samples),
     }
 
 
-def call(
-    port: int, end: float, interval_s: float, counts: "collections.Counter[str]", slowest_s: list[float], seed: int
-) -> None:
-    """Send one request each interval over a connection that is kept, and count the answers by status."""
-    draw = random.Random(seed)
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    due = time.monotonic() + draw.random() * interval_s
-    while due < end:
-        time.sleep(max(0.0, due - time.monotonic()))
-        due += interval_s
-        width = WIDTH if draw.random() > 0.05 else WIDTH - 1
-        body = json.dumps({"inputs": [[draw.random() for _ in range(width)] for _ in range(draw.choice((1, 3, 20)))]})
-        began = time.monotonic()
-        try:
-            connection.request("POST", "/predict", body, {"content-type": "application/json"})
-            reply = connection.getresponse()
-            reply.read()
-            counts[str(reply.status)] += 1
-        except OSError as error:
-            counts[type(error).__name__] += 1
-            connection.close()
-        slowest_s[0] = max(slowest_s[0], time.monotonic() - began)
-    connection.close()
-
-
 def put_default(port: int, backend: str) -> None:
-    """Switch the default backend; one that is not ready at this moment may be refused."""
+    """Switch the default backend."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("PUT", "/backend", json.dumps({"default": backend}), {"content-type": "application/json"})
     connection.getresponse().read()
     connection.close()
 
 
-def memory_kib(server: RunningServer) -> dict[str, int]:
-    """Return the largest resident memory of each kind of process, in KiB."""
-    found: dict[str, int] = {}
-    for pid in descendants(server.process.pid):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        held = next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0)
-        found[title(pid)] = max(found.get(title(pid), 0), held)
-    return {name: held for name, held in found.items() if name.startswith("fused-mlp-server")}
-
-
-def judge(report: dict[str, object]) -> list[str]:
+def judge(report: dict[str, Any]) -> list[str]:
     """Say what a service owner would not accept."""
-    callers, counted = report["callers_counted"], report["server_counted"]
-    early, late = report["memory_kib_early"], report["memory_kib_late"]
-    assert isinstance(callers, dict)
-    assert isinstance(counted, dict)
-    assert isinstance(early, dict)
-    assert isinstance(late, dict)
-    problems = [f"{count} requests ended with {name}" for name, count in callers.items() if not name.isdigit()]
+    problems = []
+    pairs = (("callers_counted", "servers_logged"), ("last_server_scraped", "last_server_logged"))
+    for one, other in pairs:
+        for status in sorted({*report[one], *report[other]}):
+            a, b = report[one].get(status, 0), report[other].get(status, 0)
+            if status.isdigit() and a != b:
+                problems.append(f"status {status}: {a} {one}, {b} {other}")
+    unexpected = set(report["callers_counted"]) - {"200", "400", "503", "refused", "closed"}
+    if unexpected:
+        problems.append(f"unexpected outcomes: {sorted(unexpected)}")
+    closed, most = report["callers_counted"].get("closed", 0), 2 * CALLERS * report["disturbances"].get("reload", 0)
+    if closed > most:
+        problems.append(f"{closed} requests found their connection closed, more than {most}, two a caller and reload")
     problems += [
-        f"status {status}: callers counted {callers.get(status, 0)}, the server {counted.get(status, 0)}"
-        for status in sorted({*callers, *counted})
-        if status.isdigit() and callers.get(status, 0) != counted.get(status, 0)
+        f"a server's life was not as it should be: {life}"
+        for life in report["lives"]
+        if life["exit_status"] != 0 or life["kills"] != life["worker_restarts"]
     ]
-    if set(callers) - {"200", "400", "503"}:
-        problems.append(f"unexpected outcomes: {callers}")
-    if report["worker_restarts"] != report["kills"]:
-        problems.append(f"{report['kills']} workers were killed and {report['worker_restarts']} started anew")
-    for name, before in early.items():
-        if late.get(name, 0) > before + GROWTH_KIB:
-            problems.append(f"{name} grew from {before} to {late[name]} KiB")
-    if report["exit_status"] != 0:
-        problems.append(f"the server ended with {report['exit_status']}")
+    problems += [f"{name} grew by {grown} KiB" for name, grown in report["growth_kib"].items() if grown > GROWTH_KIB]
     return problems
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to load")
+    parser.add_argument(
+        "--rate", type=float, help="requests a second, all callers together; left out: 70%% of capacity"
+    )
+    parser.add_argument("--json", type=Path, help="file to write what was seen to")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / "soak").mkdir()
+        (directory / "soak/config.json").write_text(json.dumps(CONFIG))
+        lives = Lives(directory)
+        try:
+            capacity = None if options.rate else measured_capacity(lives.server.port)
+            report = soak(lives, options.seconds, options.rate or SHARE * (capacity or 0.0))
+        finally:
+            lives.server.end()
+    report = {"capacity_per_s": capacity, **report}
+    report["problems"] = problems = judge(report)
+    print(json.dumps({name: value for name, value in report.items() if name != "memory_kib"}, indent=1))
+    if options.json:
+        options.json.write_text(json.dumps(report) + "\n")
+    return 1 if problems else 0
 
 
 if __name__ == "__main__":
