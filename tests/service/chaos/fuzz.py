@@ -223,6 +223,8 @@ def infer_binary(draw: random.Random) -> bytes:
     if draw.random() < 0.3:
         tensor["shape"] = draw.choice(SHAPES)
     document["inputs"] = [tensor] * draw.choice((1,) * 8 + (2,))
+    if draw.random() < 0.6:  # what JSON could not carry
+        document.setdefault("parameters", {"binary_data_output": True})
     head = spelled(document)
     if draw.random() < 0.2:
         head = mutated(draw, head)
