@@ -60,7 +60,7 @@ class Watch(threading.Thread):
         self._address = address
         self._announce = announce
         self._metrics = metrics
-        self._workers: dict[int, int | None] = {}
+        self._workers: dict[int, Any] = {}  # the processes as last seen; LitServe replaces one that has ended
         self._ready: dict[int, Hello] = {}
         self._api_processes: set[int] = set()
         self.is_stopping = False
@@ -118,7 +118,8 @@ class Watch(threading.Thread):
                 child.terminate()
 
     def _failure(self) -> tuple[str, int] | None:
-        for index, process in enumerate(getattr(self._host, "inference_workers", [])):
+        for index, latest in enumerate(getattr(self._host, "inference_workers", [])):
+            process = self._workers.setdefault(index, latest)
             if process.exitcode is not None and index not in self._ready:
                 if process.exitcode == START_FAILED:
                     return "", START_FAILED
@@ -132,8 +133,8 @@ class Watch(threading.Thread):
 
     def _count_restarts(self) -> None:
         for index, process in enumerate(getattr(self._host, "inference_workers", [])):
-            if self._workers.setdefault(index, process.pid) != process.pid:
-                self._workers[index] = process.pid
+            if self._workers.setdefault(index, process) is not process:
+                self._workers[index] = process
                 self._metrics.worker_restarted()
 
     def _greet_workers(self) -> None:

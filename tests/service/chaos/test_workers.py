@@ -1,0 +1,166 @@
+"""Workers that die while they compute, several of them behind several HTTP processes, and workers that cannot start."""
+
+import json
+import os
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.service.running_server import RunningServer, Start, is_alive
+
+pytestmark = pytest.mark.slow  # real servers
+
+WIDTH = 512
+ROWS = 512
+STATUSES = ("200", "503")
+
+
+def cpu_ticks(pid: int) -> int:
+    """How long a process has computed, in the kernel's ticks."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two workers behind two HTTP processes, and a model whose batches take so long that a kill strikes within one."""
+    place = tmp_path_factory.mktemp("several")
+    directory = place / "slow"
+    directory.mkdir()
+    config = {
+        "name": "slow",
+        "in_features": None,
+        "out_features": None,
+        "dim": WIDTH,
+        "hidden": 2048,
+        "depth": 8,
+        "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
+        "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
+        "labels": None,
+        "init": {"seed": 0},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    flags = ("--model", str(directory), "--backends", "eager", "--max-batch-rows", str(ROWS))
+    server = RunningServer(place / "log", *flags, "--workers", "2", "--api-servers", "2").wait_ready()
+    yield server
+    assert server.stop() == 0
+    server.end()
+
+
+class Counts:
+    """What the server counts, since this began."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._before = self._now()
+
+    def _now(self) -> Counter[str]:
+        counts = Counter({status: int(self._server.metric("mlp_requests_total", status=status)) for status in STATUSES})
+        counts["restarts"] = int(self._server.metric("mlp_worker_restarts_total"))
+        return counts
+
+    def __getitem__(self, name: str) -> int:
+        return self._now()[name] - self._before[name]
+
+
+def infer(server: RunningServer, replies: list[httpx.Response]) -> None:
+    data = np.zeros((ROWS, WIDTH), dtype="<f4").tobytes()
+    tensor = {
+        "name": "input",
+        "shape": [ROWS, WIDTH],
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": len(data)},
+    }
+    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
+    headers = {"inference-header-content-length": str(len(head))}
+    url = server.url + "/v2/models/slow/infer"
+    replies.append(httpx.post(url, content=head + data, headers=headers, timeout=120))
+
+
+def small(server: RunningServer) -> httpx.Response:
+    return httpx.post(server.url + "/predict", json={"inputs": [0.5] * WIDTH}, timeout=60)
+
+
+def outcome(reply: httpx.Response) -> str:
+    return "answered" if reply.status_code == 200 else f"{reply.status_code} {reply.json()['code']}"
+
+
+def test_a_worker_killed_in_mid_batch_takes_its_own_requests_and_no_others_along(several: RunningServer) -> None:
+    victim, other = several.pids_of("worker")
+    counts, accepted, before = Counts(several), several.accepted(), cpu_ticks(victim)
+    replies: list[httpx.Response] = []
+    threads = [threading.Thread(target=infer, args=(several, replies)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    several.wait_until(lambda: several.accepted() == accepted + 4 and cpu_ticks(victim) > before + 5)
+    os.kill(victim, signal.SIGKILL)
+    several.wait_until(lambda: several.answers("/v2/health/ready", 503))
+    for thread in threads:
+        thread.join()
+    outcomes = Counter(outcome(reply) for reply in replies)
+    assert set(outcomes) == {"answered", "503 worker_lost"}, outcomes
+    assert {reply.headers.get("retry-after") for reply in replies if reply.status_code == 503} == {"1"}
+    assert {small(several).status_code for _ in range(8)} == {200}  # each HTTP process still has the other worker
+    several.wait_until(lambda: several.answers("/v2/health/ready", 200))
+    assert (counts["200"], counts["503"]) == (outcomes["answered"] + 8, outcomes["503 worker_lost"])
+    assert (several.metric("mlp_inflight_requests"), several.metric("mlp_queue_rows")) == (0, 0)
+    assert counts["restarts"] == 1
+    assert not is_alive(victim)
+    assert is_alive(other)
+
+
+def test_when_every_worker_is_killed_everything_is_answered_and_all_come_back(several: RunningServer) -> None:
+    several.wait_until(lambda: several.answers("/v2/health/ready", 200))
+    counts, accepted = Counts(several), several.accepted()
+    replies: list[httpx.Response] = []
+    with several.all_stopped("worker") as workers:
+        threads = [threading.Thread(target=lambda: replies.append(small(several))) for _ in range(24)]
+        for thread in threads:
+            thread.start()
+        several.wait_until(lambda: several.accepted() == accepted + 24)
+        for pid in workers:
+            os.kill(pid, signal.SIGKILL)
+        for thread in threads:
+            thread.join()
+    assert {outcome(reply) for reply in replies} == {"503 worker_lost"}
+    meanwhile = small(several)
+    assert outcome(meanwhile) in ("answered", "503 not_ready")
+    several.wait_until(lambda: several.answers("/v2/health/ready", 200))
+    several.wait_until(lambda: counts["restarts"] == 2)
+    assert {small(several).status_code for _ in range(8)} == {200}
+    assert counts["503"] == 24 + (meanwhile.status_code == 503)
+    assert several.metric("mlp_inflight_requests") == 0
+
+
+def test_workers_share_the_cores_out_by_default(several: RunningServer) -> None:
+    from service.settings import available_cores
+
+    (threads,) = re.findall(r"2 worker\(s\) of (\d+) thread", several.output)
+    assert 1 <= 2 * int(threads) <= max(2, available_cores())
+
+
+def test_a_worker_that_dies_while_it_starts_ends_the_start_with_its_reason(
+    start: Start, tiny_model: Path, tmp_path: Path
+) -> None:
+    server = start("--model", str(tiny_model), "--cache-dir", str(tmp_path / "cold"))  # so that it compiles for long
+    server.wait_until(lambda: "warming up" in server.output)
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
+    assert server.wait_exit() == 1
+    assert "error: worker 0 ended while starting, with signal 9\n" in server.output
+    assert server.pids_of("worker") == []
+
+
+def test_a_model_that_no_memory_holds_ends_the_start_with_its_reason(start: Start, tiny_model: Path) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tiny_model / "config.json").write_text(json.dumps(config | {"dim": 1 << 20, "hidden": 1 << 20}))
+    server = start("--model", str(tiny_model), "--backends", "eager")
+    assert server.wait_exit() == 2
+    (line,) = [line for line in server.output.splitlines() if line.startswith("error:")]
+    assert "memory" in line
