@@ -1,0 +1,75 @@
+"""The end under load, with several workers and HTTP processes."""
+
+import json
+import re
+import tempfile
+import threading
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.running_server import RunningServer, Start, descendants, is_alive
+
+pytestmark = pytest.mark.slow  # real servers
+
+CALLERS = 12
+SEVERAL = ("--backends", "eager", "--workers", "2", "--api-servers", "2")
+
+
+def call_until_refused(server: RunningServer, outcomes: "Counter[str]", warm: threading.Barrier) -> None:
+    """Send one request after the other, over a connection that is kept, until the server takes no more."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for turn in range(100_000):
+            try:
+                reply = client.post("/predict", json={"inputs": [[0.5] * 8] * 3})
+            except httpx.ConnectError:
+                outcomes["refused"] += 1
+                return
+            except httpx.TransportError as error:
+                outcomes[f"lost: {error!r}"] += 1
+                return
+            outcomes[str(reply.status_code)] += 1
+            if reply.status_code != 200:
+                assert reply.json()["code"] == "draining"
+                return
+            if turn == 20:
+                warm.wait()
+
+
+def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(start: Start, tiny_model: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as place:
+        flags = ("--model", str(tiny_model), *SEVERAL, "--log-requests", "--log-format", "json")
+        server = start(*flags, TMPDIR=place).wait_ready()
+        (sockets,) = Path(place).glob("fused-mlp-*")
+        assert len(list(sockets.iterdir())) == 2
+        processes = descendants(server.process.pid)
+        outcomes: Counter[str] = Counter()
+        warm = threading.Barrier(CALLERS + 1)
+        callers = [threading.Thread(target=call_until_refused, args=(server, outcomes, warm)) for _ in range(CALLERS)]
+        for caller in callers:
+            caller.start()
+        warm.wait()
+        assert server.stop() == 0
+        for caller in callers:
+            caller.join()
+        assert set(outcomes) <= {"200", "503", "refused"}, outcomes
+        assert outcomes["503"] + outcomes["refused"] == CALLERS
+        lines = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+        logged = Counter(str(line["status"]) for line in lines if line["logger"] == "service.requests")
+        assert logged == {status: count for status, count in outcomes.items() if status.isdigit()}
+        assert [pid for pid in processes if is_alive(pid)] == []
+        assert list(Path(place).iterdir()) == []
+        assert not server.is_listening()
+
+
+def test_the_sockets_directory_has_another_name_each_time(start: Start, tiny_model: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as place:
+        servers = [start("--model", str(tiny_model), "--backends", "eager", TMPDIR=place) for _ in range(2)]
+        servers[0].wait_until(lambda: len(list(Path(place).glob("fused-mlp-*"))) == 2)
+        names = [path.name.removeprefix("fused-mlp-") for path in Path(place).glob("fused-mlp-*")]
+        assert all(re.fullmatch(r"[a-z0-9_]{8}", name) for name in names)
+        assert all(path.stat().st_mode & 0o777 == 0o700 for path in Path(place).glob("fused-mlp-*"))
+        for server in servers:
+            assert server.stop() == 0

@@ -1,0 +1,121 @@
+"""More than fits, which is refused while it lasts and leaves nothing behind; and large replies beside small ones."""
+
+import contextlib
+import json
+import selectors
+import socket
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.running_server import RunningServer, Start, resident_kib
+
+pytestmark = pytest.mark.slow  # real servers
+
+EAGER = ("--backends", "eager")
+BOUND = 24
+
+
+def test_what_exceeds_the_queue_is_refused_while_it_is_full_and_the_rest_answered(
+    start: Start, tiny_model: Path
+) -> None:
+    bounds = ("--max-batch-rows", "8", "--max-queue-rows", str(BOUND))
+    server = start("--model", str(tiny_model), *EAGER, *bounds).wait_ready()
+    body = {"inputs": [[0.5] * 8] * 3}
+    accepted: list[httpx.Response] = []
+
+    def ask() -> None:
+        accepted.append(httpx.post(server.url + "/predict", json=body, timeout=60))
+
+    with server.stopped("worker"), httpx.Client(base_url=server.url, timeout=60) as beyond:
+        threads = [threading.Thread(target=ask) for _ in range(BOUND // 3)]
+        for thread in threads:
+            thread.start()
+        server.wait_until(lambda: server.metric("mlp_queue_rows") == BOUND)
+        held = resident_kib(server.pid_of("http"))
+        for _ in range(1500):  # many times what fits; each is answered while nothing can be computed
+            refused = beyond.post("/predict", json=body)
+            assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
+            assert refused.headers["retry-after"] == "1"
+        assert accepted == []
+        assert httpx.get(server.url + "/v2/health/ready").status_code == 200
+        assert resident_kib(server.pid_of("http")) < held + (8 << 10)
+    for thread in threads:
+        thread.join()
+    assert [reply.status_code for reply in accepted] == [200] * (BOUND // 3)
+    assert httpx.post(server.url + "/predict", json=body).status_code == 200
+    assert server.metric("mlp_rejected_total", code="overloaded") == 1500
+    assert server.metric("mlp_queue_rows") == 0
+    assert server.stop() == 0
+
+
+def test_under_several_times_capacity_every_request_is_answered_or_refused_and_counted(
+    start: Start, tiny_model: Path
+) -> None:
+    several = ("--workers", "2", "--api-servers", "2", "--max-batch-rows", "4", "--max-queue-rows", "16")
+    server = start("--model", str(tiny_model), *EAGER, *several).wait_ready()
+    statuses: list[int] = []
+
+    def load() -> None:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
+            replies = [client.post("/predict", json={"inputs": [[0.5] * 8] * 4}) for _ in range(60)]
+            statuses.extend(reply.status_code for reply in replies)
+
+    threads = [threading.Thread(target=load) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(statuses) == 16 * 60
+    assert set(statuses) == {200, 429}
+    for status in (200, 429):
+        assert server.metric("mlp_requests_total", status=str(status)) == statuses.count(status)
+    assert (server.metric("mlp_queue_rows"), server.metric("mlp_inflight_requests")) == (0, 0)
+    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 4}).status_code == 200
+    assert server.stop() == 0
+
+
+def test_large_json_replies_do_not_keep_small_requests_waiting_behind_all_of_them(
+    start: Start, tiny_model: Path
+) -> None:
+    config = json.loads((tiny_model / "config.json").read_text())
+    (tiny_model / "config.json").write_text(json.dumps(config | {"dim": 4096, "hidden": 8}))
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    order = beginnings(server, large=12)
+    first, last = order.index("large"), len(order) - 1 - order[::-1].index("large")
+    assert order.count("large") == 12
+    assert order[first:last].count("probe") >= 4
+    assert server.stop() == 0
+
+
+def beginnings(server: RunningServer, large: int) -> list[str]:
+    """Ask for large replies at once, and for readiness again and again; tell in which order all these begin to come."""
+    body = json.dumps({"inputs": [[0] * 4096] * 64}).encode()
+    ask = b"POST /predict HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    probe = b"GET /v2/health/ready HTTP/1.1\r\nhost: x\r\n\r\n"
+    order: list[str] = []
+    with contextlib.ExitStack() as opened, selectors.DefaultSelector() as selector:
+
+        def send(data: bytes, name: str) -> None:
+            connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
+            connection.sendall(data)
+            selector.register(connection, selectors.EVENT_READ, (connection, name))
+
+        with server.stopped("worker"):
+            for _ in range(large):
+                send(ask, "large")
+            server.wait_until(lambda: server.accepted() == large)
+            send(probe, "probe")
+        while len(selector.get_map()) > 1:  # until the probe is alone
+            for key, _ in selector.select():
+                connection, name = key.data
+                data = connection.recv(1 << 20)
+                if data.startswith(b"HTTP/1.1 200"):
+                    order.append(name)
+                if name == "probe":
+                    connection.sendall(probe)
+                elif not data:
+                    selector.unregister(connection)
+    return order
