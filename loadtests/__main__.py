@@ -8,8 +8,10 @@ from loadtests.errors import LoadTestError
 
 # Name to one line of help. Only the chosen one's module is imported: locust patches the standard library where it is.
 COMMANDS = {
+    "compare": "each backend under closed and open loop, in interleaved rounds, and the rate that each holds",
     "overhead": "one request at a time against a bare ASGI echo of the same bytes",
     "peers": "this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec under the same load",
+    "worker": "one more process that makes load, on this host or another",
 }
 
 

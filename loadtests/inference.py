@@ -7,6 +7,7 @@ https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/pro
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 from loadtests.errors import LoadTestError
 
 WIRES = ("json", "binary")
-LENGTH_HEADER = "Inference-Header-Content-Length"
+LENGTH_HEADER = "inference-header-content-length"
+STAGE_HEADERS = ("x-queue-us", "x-batch-us", "x-compute-us", "x-encode-us")
 SERVER_TIMES = {"QUEUE": "x-queue-us", "COMPUTE": "x-compute-us"}
 
 
@@ -121,3 +123,27 @@ def server_times_ms(headers: Mapping[str, str]) -> dict[str, float]:
     if missing:
         raise ReplyError(f"expected headers {', '.join(missing)}, got a reply without")
     return {kind: float(headers[header]) / 1e3 for kind, header in SERVER_TIMES.items()}
+
+
+def stages_of(headers: dict[str, str]) -> tuple[tuple[float, ...], str]:
+    """Return the milliseconds of each stage that the server reports, and the rows it computed at once.
+
+    Raises:
+        ReplyError: a header is missing.
+    """
+    try:
+        return tuple(int(headers[name]) / 1e3 for name in STAGE_HEADERS), headers["x-batch-rows"]
+    except KeyError as error:
+        needed = ", ".join((*STAGE_HEADERS, "x-batch-rows"))
+        raise ReplyError(
+            f"expected headers {needed}, got a reply without {error.args[0]}; the server is of another version"
+        ) from error
+
+
+def code_of(body: bytes) -> str:
+    """Return the code of an error in the server's form, or `unknown_error`."""
+    try:
+        document: Any = json.loads(body)
+        return str(document["code"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown_error"

@@ -36,6 +36,7 @@ class ServerProcess:
     def __init__(self, command: list[str], port: int, ready_path: str) -> None:
         """`ready_path` answers below 400 once the server is ready."""
         self.port = port
+        self.pid: int | None = None  # once it is started
         self._command = command
         self._ready_path = ready_path
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +53,9 @@ class ServerProcess:
         Raises:
             ServerStartError: it ended, or took too long.
         """
-        self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL)
+        # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
+        self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, process_group=0)
+        self.pid = self._process.pid
         limit = time.monotonic() + START_LIMIT_S
         while not self._is_ready():
             if self._process.poll() is not None:

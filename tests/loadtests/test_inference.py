@@ -8,7 +8,7 @@ from loadtests.inference import Inference, ReplyError, inference, outputs_of, re
 
 ROWS = np.asarray([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)
 OUTPUTS = np.asarray([[0.5, -1.0], [2.0, float("nan")]], np.float32)
-LENGTH = "Inference-Header-Content-Length"
+LENGTH = "inference-header-content-length"
 
 
 def request(wire: str, backend: str | None = "fused") -> Inference:

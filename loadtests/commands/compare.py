@@ -1,0 +1,117 @@
+"""`compare`: what each backend holds under load, end to end."""
+
+import argparse
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from loadtests import session
+from loadtests.comparison import Comparison, Plan
+from loadtests.conditions import conditions
+from loadtests.errors import LoadTestError
+from loadtests.evidence import Evidence, Run
+from loadtests.expected import WrongAnswerError
+
+DOCUMENT = "compare.json"
+WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    session.add_arguments(parser)
+    parser.add_argument("--users", type=numbers(session.whole), default=[1, 4, 16], help="of the closed loop")
+    parser.add_argument(
+        "--rates",
+        type=lambda text: None if text == "auto" else numbers(session.positive)(text),
+        default=None,
+        help="requests a second of the open loop; auto: shares of each backend's knee, and beyond it",
+    )
+    parser.add_argument("--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds")
+    parser.add_argument("--rounds", type=session.whole, default=3, help="of each run")
+
+
+def numbers(parse: Any) -> Any:
+    """Return what parses a comma-separated list."""
+
+    def parse_all(text: str) -> list[Any]:
+        return [parse(each) for each in text.split(",")]
+
+    return parse_all
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, write all that was measured, and say what the backends hold.
+
+    Raises:
+        LoadTestError, OSError: nothing could be measured.
+    """
+    session.make_directory(options.out)
+    session.end_on_sigterm()
+    path = options.out / DOCUMENT
+    evidence: Evidence | None = None
+
+    def keep(measured: Run) -> None:
+        if evidence is not None:
+            evidence.runs.append(measured)
+            evidence.write(path)
+
+    status = 0
+    with session.session(options, keep) as ready:
+        evidence = Evidence(
+            conditions=conditions() | {"dtype": options.dtype, "processes": ready.generator.count},
+            model=ready.target.model,
+            backends=ready.backends,
+            rows=options.rows,
+            wire=options.wire,
+            objective_ms=options.objective_ms,
+            seed=options.seed,
+            command=["python", "-m", "loadtests", *without_key(sys.argv[1:])],
+            started=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        plan = Plan(
+            rows=options.rows,
+            users=options.users,
+            rates_per_s=options.rates,
+            has_knee=options.knee,
+            rounds=options.rounds,
+            seconds=options.seconds,
+            warm_up_s=options.warm_up_s,
+            max_in_flight=options.max_in_flight,
+        )
+        try:
+            Comparison(ready.measurement, evidence, plan).run()
+        except WrongAnswerError as error:
+            evidence.ended_early, status = str(error), WRONG
+        except LoadTestError as error:
+            evidence.ended_early, status = str(error), ENDED_EARLY
+        except KeyboardInterrupt:
+            evidence.ended_early, status = "interrupted", INTERRUPTED
+        evidence.write(path)
+        written = [path, *ready.generator.write_statistics(options.out)]
+    say(evidence)
+    for file in written:
+        print(file)
+    if evidence.ended_early is not None:
+        print(f"error: {evidence.ended_early}; what was measured before is in {path}", file=sys.stderr)
+    return status
+
+
+def say(evidence: Evidence) -> None:
+    """Print what each backend holds."""
+    for each in evidence.knees:
+        held = f"{each.rate_per_s:.4g} requests a second" if each.rate_per_s else f"no figure: {each.note}"
+        spread = f" (rounds {min(each.rounds_per_s):.4g} to {max(each.rounds_per_s):.4g})" if each.rate_per_s else ""
+        print(f"{each.backend}: p99 within {evidence.objective_ms:g} ms up to {held}{spread}")
+    invalid = sum(each.invalid is not None for each in evidence.runs)
+    if invalid:
+        print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
+
+
+def without_key(arguments: list[str]) -> list[str]:
+    """Return command-line arguments, with the key left out."""
+    kept, is_key = [], False
+    for each in arguments:
+        if not is_key and not each.startswith("--key="):
+            kept.append(each)
+        is_key = each == "--key"
+    return [each for each in kept if each != "--key"]

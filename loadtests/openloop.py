@@ -1,0 +1,46 @@
+"""Open loop: requests leave when they are due, whatever became of those before them.
+
+Each is a greenlet of its own, and its latency counts from the moment it was due: a server that stalls delays what is
+due meanwhile, and the delay is counted, not left out. As many as may be in flight are; what is due beyond them is
+counted as `unsent`.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+import gevent
+import gevent.pool
+
+from loadtests.arrivals import arrivals
+from loadtests.profile import PROFILES
+from loadtests.target import ANSWER_LIMIT_S
+from loadtests.timer import Timer
+
+if TYPE_CHECKING:
+    from loadtests.driver import Driver
+
+
+def send_arrivals(driver: "Driver", start_s: float) -> None:
+    """Send the requests of the driver's load, and wait for all replies."""
+    load = driver.load
+    seconds = load.warm_up_s + load.seconds
+    moments = arrivals(load.rate_per_s, seconds, load.seed, PROFILES[load.profile])
+    unanswered = gevent.pool.Group()
+    try:
+        with Timer() as timer:
+            for moment in moments:
+                due_s = start_s + float(moment)
+                if time.perf_counter() < due_s:
+                    timer.sleep_until(due_s)
+                else:
+                    gevent.sleep(0)  # late: what is in flight gets its turn all the same
+                if driver.is_over:
+                    break
+                kind, payload = driver.pick()
+                if len(unanswered) >= load.max_in_flight:
+                    driver.recorder.unsent(kind, due_s)
+                else:
+                    unanswered.add(gevent.spawn(driver.send, kind, payload, due_s))
+        unanswered.join(ANSWER_LIMIT_S)
+    finally:
+        unanswered.kill()

@@ -1,0 +1,85 @@
+"""What the server uses while it is under load: CPU and memory of all its processes, and the GPU."""
+
+import contextlib
+import time
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Self
+
+import gevent
+import psutil
+
+SAMPLE_EVERY_S = 0.25
+
+
+class ServerWatch:
+    """A context manager; afterwards it tells what was used within it."""
+
+    def __init__(self, pid: int | None) -> None:
+        """`pid` is the server's first process; None where it runs on another host."""
+        self.cpu: float | None = None  # cores in use
+        self.gpu: float | None = None  # share of the time
+        self.memory: list[tuple[float, int]] = []  # seconds from the start, bytes resident
+        self._root = None if pid is None else psutil.Process(pid)
+        self._gpu_shares: list[float] = []
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        self._began_s = time.monotonic()
+        self._before = self._cpu_s()
+        self._sampler = gevent.spawn(self._sample)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        """End."""
+        self._sampler.kill()
+        after, seconds = self._cpu_s(), time.monotonic() - self._began_s
+        if after and seconds > 0:
+            self.cpu = sum(used - self._before.get(process, 0.0) for process, used in after.items()) / seconds
+        if self._gpu_shares:
+            self.gpu = sum(self._gpu_shares) / len(self._gpu_shares)
+
+    def _tree(self) -> list[psutil.Process]:
+        if self._root is None:
+            return []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [self._root, *self._root.children(recursive=True)]
+        return []
+
+    def _cpu_s(self) -> dict[psutil.Process, float]:
+        used = {}
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                used[process] = times.user + times.system
+        return used
+
+    def _resident(self) -> int:
+        resident = 0
+        for process in self._tree():
+            with contextlib.suppress(psutil.Error):
+                resident += process.memory_info().rss
+        return resident
+
+    def _sample(self) -> None:
+        read_gpu = None if self._root is None else gpu_reader()
+        while True:
+            if self._root is not None:
+                self.memory.append((time.monotonic() - self._began_s, self._resident()))
+            if read_gpu is not None:
+                self._gpu_shares.append(gevent.get_hub().threadpool.apply(read_gpu))
+            gevent.sleep(SAMPLE_EVERY_S)
+
+
+def gpu_reader() -> Any:
+    """Return what reads the share of the time that the busiest GPU is in use; None where none can be read."""
+    if find_spec("pynvml") is None:
+        return None
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return None
+    return lambda: max(pynvml.nvmlDeviceGetUtilizationRates(each).gpu for each in devices) / 100
