@@ -16,7 +16,7 @@ from loadtests.sender import Sender
 from loadtests.tally import Tally
 from loadtests.target import ANSWER_LIMIT_S, Payload, Target, payloads
 
-LOST_PAUSE_S = 0.01  # before a user tries again what got no reply
+FAILED_PAUSE_S = 0.01  # before a user whose request failed sends the next one
 
 refine()
 
@@ -55,7 +55,7 @@ class Driver:
         try:
             if load.loop == "open":
                 send_arrivals(self, start_s)
-            elif load.users:
+            elif load.loop == "closed" and load.users:
                 self._spawn(load.users)
             watch.join()
         finally:
@@ -73,11 +73,11 @@ class Driver:
     def ask(self) -> None:
         """Send one request of the load in progress, for a user."""
         if self.is_over:
-            gevent.sleep(LOST_PAUSE_S)
+            gevent.sleep(FAILED_PAUSE_S)
             return
         kind, payload = self.pick()
-        if self.send(kind, payload) in ("connection", "no_answer"):
-            gevent.sleep(LOST_PAUSE_S)
+        if self.send(kind, payload) is not None:
+            gevent.sleep(FAILED_PAUSE_S)
 
     def pick(self) -> tuple[int, int]:
         """Return the kind and the number of the next request."""
@@ -103,8 +103,8 @@ class Driver:
         runner.spawn_users({ClosedLoopUser.__name__: users})
 
     def _stop(self) -> None:
-        if self.load.loop == "closed":
-            runner: Any = self._environment.runner
+        runner: Any = self._environment.runner
+        if self.load.loop == "closed" and runner.user_count:
             runner.stop_users({ClosedLoopUser.__name__: runner.user_count})
 
     def _watch(self, start_s: float) -> float:

@@ -76,6 +76,8 @@ class Generator:
             GeneratorError: a process ended meanwhile.
         """
         runner: Any = self.environment.runner
+        if load.loop == "shape":
+            gevent.spawn(runner.start_shape)
         if not isinstance(runner, MasterRunner):
             return self._driver.drive(load)
         self._told.clear()

@@ -1,8 +1,8 @@
 """Open loop: requests leave when they are due, whatever became of those before them.
 
 Each is a greenlet of its own, and its latency counts from the moment it was due: a server that stalls delays what is
-due meanwhile, and the delay is counted, not left out. As many as may be in flight are; what is due beyond them is
-counted as `unsent`.
+due meanwhile, and the delay is counted, not left out. As many as may be in flight are; what is due beyond them, or had
+not left when the time was up, is counted as `unsent`.
 """
 
 import time
@@ -32,12 +32,10 @@ def send_arrivals(driver: "Driver", start_s: float) -> None:
                 due_s = start_s + float(moment)
                 if time.perf_counter() < due_s:
                     timer.sleep_until(due_s)
-                else:
+                elif not driver.is_over:
                     gevent.sleep(0)  # late: what is in flight gets its turn all the same
-                if driver.is_over:
-                    break
                 kind, payload = driver.pick()
-                if len(unanswered) >= load.max_in_flight:
+                if driver.is_over or len(unanswered) >= load.max_in_flight:
                     driver.recorder.unsent(kind, due_s)
                 else:
                     unanswered.add(gevent.spawn(driver.send, kind, payload, due_s))

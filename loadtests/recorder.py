@@ -53,9 +53,10 @@ class Recorder:
         self._keep(tally, payload, outcome)
 
     def unsent(self, kind: int, due_s: float) -> None:
-        """Count a request that could not be sent, since too many are unanswered."""
+        """Count a request that was not sent: too many are unanswered, or the time was up when its turn came."""
         if self._start_s <= due_s < self._end_s:
             self.tallies[kind].errors["unsent"] += 1
+            self.tallies[kind].lates_ms.append((time.perf_counter() - due_s) * 1e3)
 
     def _keep(self, tally: Tally, payload: int, outcome: Outcome) -> None:
         """Keep the first reply and then ever fewer, so that the whole of the load is sampled; bounded in bytes."""

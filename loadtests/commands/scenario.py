@@ -1,0 +1,147 @@
+"""`scenario`: a named load with an objective; status 0 where it was kept to, 1 where it was not."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from loadtests import session
+from loadtests.conditions import conditions
+from loadtests.errors import LoadTestError
+from loadtests.evidence import Run
+from loadtests.expected import WrongAnswerError
+from loadtests.load import Load
+from loadtests.measurement import Measurement
+from loadtests.objective import Verdict, table
+from loadtests.overload import growth, overload, percentile
+from loadtests.profile import PROFILES
+from loadtests.scenarios import SCENARIOS, Scenario
+from loadtests.shape import ProfileShape
+
+DOCUMENT = "scenario.json"
+FAILED, INTERRUPTED = 1, 130
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("name", choices=list(SCENARIOS), help="; ".join(f"{k}: {v.what}" for k, v in SCENARIOS.items()))
+    session.add_arguments(parser)
+    parser.set_defaults(backends="fused,compiled,eager", seconds=None)
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument("--users", type=session.whole, default=16, help="at the peak, each sending without a pause")
+    load.add_argument("--rate", type=session.positive, help="requests a second at the peak, in an open loop instead")
+    parser.add_argument("--max-errors", type=share, default=0.0, help="share of requests that may fail")
+    parser.add_argument(
+        "--min-goodput", type=session.positive, help="requests a second within --objective-ms, at least"
+    )
+    parser.add_argument("--max-memory-growth", type=share, default=0.1, help="of soak and overload, a share")
+    parser.add_argument(
+        "--max-p99-ratio", type=session.positive, default=2.0, help="of overload, to the p99 at capacity"
+    )
+    parser.add_argument("--min-goodput-share", type=share, default=0.9, help="of overload, of the capacity")
+    parser.add_argument("--max-refusal-ms", type=session.positive, help="of overload: p99 of how soon it refuses")
+    parser.add_argument("--max-recovery-s", type=session.positive, default=1.0, help="of overload")
+
+
+def share(text: str) -> float:
+    """Parse a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return number
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run one scenario, and print what it was held to.
+
+    Raises:
+        LoadTestError, OSError: it could not be run.
+    """
+    session.make_directory(options.out)
+    session.end_on_sigterm()
+    scenario = SCENARIOS[options.name]
+    seconds = options.seconds or scenario.seconds
+    runs: list[Run] = []
+    document: dict[str, Any] = {"scenario": options.name, "conditions": conditions()}
+    fault, verdicts = None, []
+    with session.session(options, runs.append) as ready:
+        kinds = scenario.kinds(list(ready.backends), options.rows)
+        load = Load(
+            kinds=kinds,
+            loop="shape" if options.rate is None else "open",
+            label=options.name,
+            warm_up_s=0.0,
+            seconds=seconds,
+            seed=(options.seed,),
+            users=options.users if options.rate is None else 0,
+            rate_per_s=options.rate or 0.0,
+            profile=scenario.profile,
+            max_in_flight=options.max_in_flight,
+        )
+        try:
+            if options.name == "overload":
+                backend = kinds[0][0]
+                found = overload(ready.measurement, ready.target, backend, load, seconds)
+                document["overload"] = asdict(found)
+                verdicts = overload_verdicts(options, found)
+            else:
+                if load.loop == "shape":
+                    shape = ProfileShape(PROFILES[scenario.profile], options.users, seconds, is_held=True)
+                    ready.generator.environment.shape_class = shape
+                verdicts = load_verdicts(options, scenario, ready.measurement, ready.measurement.run(load))
+        except (WrongAnswerError, LoadTestError) as error:
+            fault, status = str(error), FAILED
+        except KeyboardInterrupt:
+            fault, status = "interrupted", INTERRUPTED
+        written = ready.generator.write_statistics(options.out)
+    document |= {"runs": [asdict(each) for each in runs], "verdicts": [asdict(each) for each in verdicts]}
+    document["ended_early"] = fault
+    path: Path = options.out / DOCUMENT
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    for file in (path, *written):
+        print(file)
+    if fault is not None:
+        print(f"error: {fault}; what was measured before is in {path}", file=sys.stderr)
+        return status
+    print(table(verdicts))
+    return 0 if all(each.has_passed for each in verdicts) else FAILED
+
+
+def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: Measurement, run: Run) -> list[Verdict]:
+    """Return what a run is held to: the whole of it, and where kinds of requests are mixed the p99 of each."""
+    failed = sum(run.errors.values())
+    offered = run.sent + run.errors.get("unsent", 0)
+    verdicts = [
+        Verdict("p99", "ms", run.latency_ms.p99 if run.latency_ms else None, options.objective_ms),
+        Verdict("errors", "of requests", failed / offered if offered else None, options.max_errors),
+        Verdict("generator at its limit", "runs", float(run.invalid is not None), 0.0),
+    ]
+    if options.min_goodput is not None:
+        verdicts.append(Verdict("goodput", "/s", run.goodput_per_s, options.min_goodput, is_floor=True))
+    if len(measurement.tallies) > 1:
+        for each in measurement.tallies:
+            p99 = percentile(each.latencies_ms, 99)
+            verdicts.append(Verdict(f"p99 of {each.backend}, {each.rows} rows", "ms", p99, options.objective_ms))
+    if scenario.watches_memory:
+        grown = growth(measurement.memory)
+        verdicts.append(Verdict("memory growth", "of the start", grown, options.max_memory_growth))
+    return verdicts
+
+
+def overload_verdicts(options: argparse.Namespace, found: Any) -> list[Verdict]:
+    """Return what an overload is held to."""
+    verdicts = [
+        Verdict("p99 of what was accepted", "of that at capacity", found.p99_ratio, options.max_p99_ratio),
+        Verdict("goodput", "of capacity", found.goodput_share, options.min_goodput_share, is_floor=True),
+        Verdict("recovery", "s", found.recovery_s, options.max_recovery_s),
+        Verdict("memory growth", "of the start", found.memory_growth, options.max_memory_growth),
+        Verdict("generator at its limit", "runs", float(found.invalid is not None), 0.0),
+    ]
+    if options.max_refusal_ms is not None:
+        verdicts.append(Verdict("p99 of refusals", "ms", found.refusal_p99_ms, options.max_refusal_ms))
+    return verdicts

@@ -1,0 +1,146 @@
+"""Overload: how much the server takes, what becomes of three times as much, and how soon it has recovered."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from loadtests.comparison import FEWEST_REQUESTS, LONGEST_STEP, progress
+from loadtests.connection import status_of
+from loadtests.errors import LoadTestError
+from loadtests.evidence import Run
+from loadtests.knee import MOST_TRIES, Search
+from loadtests.load import Load
+from loadtests.measurement import Measurement, MeasurementError
+from loadtests.target import Target, payloads
+
+FACTOR = 3.0
+ANSWERED_SHARE = 0.99  # of what is due, with 200: up to there the server takes all
+SATURATING_USERS = 32
+SEARCH_SECONDS = 2.0
+FIRST_SHARE = 0.8  # of what the closed loop reached
+RECOVERY_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """What was found; times in milliseconds, rates a second."""
+
+    capacity_per_s: float
+    capacity_p99_ms: float
+    offered_per_s: float
+    sent_share: float  # of what was due; the rest could not be sent
+    goodput_share: float  # answered with 200, of the capacity
+    accepted_p99_ms: float | None
+    refused: int
+    refusal_p50_ms: float | None
+    refusal_p99_ms: float | None
+    memory_growth: float | None  # from the first tenth of the overload to the last
+    memory: list[tuple[float, int]]
+    recovery_s: float
+    invalid: str | None
+
+    @property
+    def p99_ratio(self) -> float | None:
+        """How much slower the accepted requests became."""
+        return None if self.accepted_p99_ms is None else self.accepted_p99_ms / self.capacity_p99_ms
+
+
+def overload(measurement: Measurement, target: Target, backend: str, base: Load, seconds: float) -> Overload:
+    """Find the capacity of a backend, load the server three times as much, and wait for it to recover.
+
+    Raises:
+        LoadTestError: the capacity could not be found, or the server answers no longer.
+    """
+    capacity = find_capacity(measurement, base)
+    rate = FACTOR * capacity.rate_per_s if capacity.rate_per_s else 0.0
+    run = measurement.run(as_open(base, rate, seconds, "overload"))
+    whole = measurement.tallies[0]
+    limit_ms = capacity.latency_ms.p99 if capacity.latency_ms else 0.0
+    return Overload(
+        capacity_per_s=capacity.rate_per_s or 0.0,
+        capacity_p99_ms=limit_ms,
+        offered_per_s=rate,
+        sent_share=run.sent / max(1, whole.offered),
+        goodput_share=run.answered_per_s / (capacity.rate_per_s or 1.0),
+        accepted_p99_ms=run.latency_ms.p99 if run.latency_ms else None,
+        refused=len(whole.refusals_ms),
+        refusal_p50_ms=percentile(whole.refusals_ms, 50),
+        refusal_p99_ms=percentile(whole.refusals_ms, 99),
+        memory_growth=growth(measurement.memory),
+        memory=measurement.memory,
+        recovery_s=recovery_s(target, backend, base.kinds[0][1], limit_ms),
+        invalid=run.invalid,
+    )
+
+
+def find_capacity(measurement: Measurement, base: Load) -> Run:
+    """Return the run at the highest Poisson rate of which at least 99% are answered with 200.
+
+    Raises:
+        LoadTestError: there is none.
+    """
+    closed = Load(base.kinds, "closed", f"{SATURATING_USERS} users", 0.5, SEARCH_SECONDS, base.seed, SATURATING_USERS)
+    search = Search(max(1.0, FIRST_SHARE * measurement.run(closed).answered_per_s))
+    held: Run | None = None
+    with progress("capacity", None) as advance:
+        for _ in range(MOST_TRIES):
+            if search.is_over:
+                break
+            seconds = min(max(SEARCH_SECONDS, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * SEARCH_SECONDS)
+            try:
+                run = measurement.run(as_open(base, search.rate_per_s, seconds, f"{search.rate_per_s:.4g}/s"))
+            except MeasurementError:
+                if held is None:
+                    raise
+                search.tell(False)
+                continue
+            has_held = run.answered >= ANSWERED_SHARE * (run.sent + run.errors.get("unsent", 0))
+            held = run if has_held else held
+            search.tell(has_held)
+            advance()
+    if held is None:
+        raise LoadTestError(f"no capacity was found: {search.note}")
+    return held
+
+
+def as_open(base: Load, rate_per_s: float, seconds: float, label: str) -> Load:
+    """Return an open loop of the same requests."""
+    return Load(
+        base.kinds, "open", label, 0.5, seconds, base.seed, rate_per_s=rate_per_s, max_in_flight=base.max_in_flight
+    )
+
+
+def recovery_s(target: Target, backend: str, rows: int, limit_ms: float) -> float:
+    """Return how long after the load a request is again answered within the p99 at capacity.
+
+    Raises:
+        LoadTestError: none was within the limit.
+    """
+    began_s = time.monotonic()
+    sent = payloads(target, backend, rows)[0]
+    with target.connect() as connection:
+        while time.monotonic() - began_s < RECOVERY_LIMIT_S:
+            start_s = time.perf_counter()
+            head, _ = connection.exchange(sent.request)
+            if status_of(head) == 200 and (time.perf_counter() - start_s) * 1e3 <= limit_ms:
+                return time.monotonic() - began_s
+            time.sleep(0.01)
+    raise LoadTestError(f"no request was answered within {limit_ms:.1f} ms in {RECOVERY_LIMIT_S:g} s after the load")
+
+
+def growth(memory: list[tuple[float, int]]) -> float | None:
+    """Return by which share the memory grew, the median of the last tenth over that of the first; None: not known."""
+    part = max(1, len(memory) // 10)
+    if len(memory) < 2:
+        return None
+    first, last = (statistics.median(used for _, used in each) for each in (memory[:part], memory[-part:]))
+    return last / first - 1 if first else None
+
+
+def percentile(times_ms: Sequence[float], part: float) -> float | None:
+    """Return a percentile, or None of nothing."""
+    times = np.asarray(times_ms)
+    return float(np.percentile(times, part)) if times.size else None
