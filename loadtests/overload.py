@@ -3,24 +3,20 @@
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loadtests.comparison import FEWEST_REQUESTS, LONGEST_STEP, progress
+from loadtests.comparison import FEWEST_REQUESTS, LONGEST_STEP
 from loadtests.connection import status_of
 from loadtests.errors import LoadTestError
-from loadtests.evidence import Run
-from loadtests.knee import MOST_TRIES, Search
 from loadtests.load import Load
-from loadtests.measurement import Measurement, MeasurementError
+from loadtests.measurement import Measurement
 from loadtests.target import Target, payloads
 
 FACTOR = 3.0
-ANSWERED_SHARE = 0.99  # of what is due, with 200: up to there the server takes all
-SATURATING_USERS = 32
-SEARCH_SECONDS = 2.0
-FIRST_SHARE = 0.8  # of what the closed loop reached
+SATURATING_USERS = (8, 32, 128)
+SEARCH_SECONDS = 2.0  # of each load that finds it
 RECOVERY_LIMIT_S = 30.0
 
 
@@ -54,62 +50,46 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
     Raises:
         LoadTestError: the capacity could not be found, or the server answers no longer.
     """
-    capacity = find_capacity(measurement, base)
-    rate = FACTOR * capacity.rate_per_s if capacity.rate_per_s else 0.0
-    run = measurement.run(as_open(base, rate, seconds, "overload"))
+    capacity_per_s = find_capacity(measurement, base)
+    enough_s = min(max(SEARCH_SECONDS, FEWEST_REQUESTS / capacity_per_s), LONGEST_STEP * SEARCH_SECONDS)
+    at_capacity = measurement.run(as_open(base, capacity_per_s, enough_s, "at capacity"))
+    limit_ms = at_capacity.latency_ms.p99 if at_capacity.latency_ms else 0.0
+    offered_per_s = FACTOR * capacity_per_s
+    run = measurement.run(as_open(base, offered_per_s, seconds, "overload"))
+    recovered_s = recovery_s(target, backend, base.kinds[0][1], limit_ms)
     whole = measurement.tallies[0]
-    limit_ms = capacity.latency_ms.p99 if capacity.latency_ms else 0.0
     return Overload(
-        capacity_per_s=capacity.rate_per_s or 0.0,
+        capacity_per_s=capacity_per_s,
         capacity_p99_ms=limit_ms,
-        offered_per_s=rate,
+        offered_per_s=offered_per_s,
         sent_share=run.sent / max(1, whole.offered),
-        goodput_share=run.answered_per_s / (capacity.rate_per_s or 1.0),
+        goodput_share=run.answered_per_s / capacity_per_s,
         accepted_p99_ms=run.latency_ms.p99 if run.latency_ms else None,
         refused=len(whole.refusals_ms),
         refusal_p50_ms=percentile(whole.refusals_ms, 50),
         refusal_p99_ms=percentile(whole.refusals_ms, 99),
         memory_growth=growth(measurement.memory),
         memory=measurement.memory,
-        recovery_s=recovery_s(target, backend, base.kinds[0][1], limit_ms),
+        recovery_s=recovered_s,
         invalid=run.invalid,
     )
 
 
-def find_capacity(measurement: Measurement, base: Load) -> Run:
-    """Return the run at the highest Poisson rate of which at least 99% are answered with 200.
-
-    Raises:
-        LoadTestError: there is none.
-    """
-    closed = Load(base.kinds, "closed", f"{SATURATING_USERS} users", 0.5, SEARCH_SECONDS, base.seed, SATURATING_USERS)
-    search = Search(max(1.0, FIRST_SHARE * measurement.run(closed).answered_per_s))
-    held: Run | None = None
-    with progress("capacity", None) as advance:
-        for _ in range(MOST_TRIES):
-            if search.is_over:
-                break
-            seconds = min(max(SEARCH_SECONDS, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * SEARCH_SECONDS)
-            try:
-                run = measurement.run(as_open(base, search.rate_per_s, seconds, f"{search.rate_per_s:.4g}/s"))
-            except MeasurementError:
-                if held is None:
-                    raise
-                search.tell(False)
-                continue
-            has_held = run.answered >= ANSWERED_SHARE * (run.sent + run.errors.get("unsent", 0))
-            held = run if has_held else held
-            search.tell(has_held)
-            advance()
-    if held is None:
-        raise LoadTestError(f"no capacity was found: {search.note}")
-    return held
+def find_capacity(measurement: Measurement, base: Load) -> float:
+    """Return the most requests a second that were answered with 200, of closed loops with ever more users."""
+    reached = []
+    for users in SATURATING_USERS:
+        closed = replace(
+            base, loop="closed", label=f"{users} users", warm_up_s=0.5, seconds=SEARCH_SECONDS, users=users
+        )
+        reached.append(measurement.run(closed).answered_per_s)
+    return max(reached)
 
 
 def as_open(base: Load, rate_per_s: float, seconds: float, label: str) -> Load:
     """Return an open loop of the same requests."""
-    return Load(
-        base.kinds, "open", label, 0.5, seconds, base.seed, rate_per_s=rate_per_s, max_in_flight=base.max_in_flight
+    return replace(
+        base, loop="open", label=label, warm_up_s=0.5, seconds=seconds, rate_per_s=rate_per_s, profile="steady"
     )
 
 

@@ -127,7 +127,7 @@ def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: 
         for each in measurement.tallies:
             p99 = percentile(each.latencies_ms, 99)
             verdicts.append(Verdict(f"p99 of {each.backend}, {each.rows} rows", "ms", p99, options.objective_ms))
-    if scenario.watches_memory:
+    if scenario.watches_memory and has_memory(options):
         grown = growth(measurement.memory)
         verdicts.append(Verdict("memory growth", "of the start", grown, options.max_memory_growth))
     return verdicts
@@ -139,9 +139,18 @@ def overload_verdicts(options: argparse.Namespace, found: Any) -> list[Verdict]:
         Verdict("p99 of what was accepted", "of that at capacity", found.p99_ratio, options.max_p99_ratio),
         Verdict("goodput", "of capacity", found.goodput_share, options.min_goodput_share, is_floor=True),
         Verdict("recovery", "s", found.recovery_s, options.max_recovery_s),
-        Verdict("memory growth", "of the start", found.memory_growth, options.max_memory_growth),
         Verdict("generator at its limit", "runs", float(found.invalid is not None), 0.0),
     ]
+    if has_memory(options):
+        verdicts.append(Verdict("memory growth", "of the start", found.memory_growth, options.max_memory_growth))
     if options.max_refusal_ms is not None:
         verdicts.append(Verdict("p99 of refusals", "ms", found.refusal_p99_ms, options.max_refusal_ms))
     return verdicts
+
+
+def has_memory(options: argparse.Namespace) -> bool:
+    """Whether the server's memory can be read; says so where it cannot."""
+    if options.url is None or options.server_pid is not None:
+        return True
+    print("the server's memory is not watched: --server-pid names its process, where it runs on this host")
+    return False
