@@ -1,0 +1,276 @@
+"""`compare` against real servers; it runs in processes of its own, since locust patches the standard library."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from loadtests.evidence import Evidence, read
+from tests.loadtests.tampering_proxy import tampering_proxy
+from tests.service.running_server import ROOT, RunningServer, Start, free_port
+
+pytestmark = pytest.mark.slow  # real servers under load
+
+LIMIT_S = 120
+BRIEF = ("--seconds", "0.3", "--warm-up-s", "0.1", "--no-knee")
+SHORT = (*BRIEF, "--rounds", "1", "--users", "2", "--rates", "60")
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "loadtests", "compare", "--out", str(out), *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "LOCUST_"))}
+
+
+def compare(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(out, *arguments),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+
+
+@contextmanager
+def comparing(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A comparison that has kept its first run."""
+    process = subprocess.Popen(
+        command(out, *arguments), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        limit = time.monotonic() + LIMIT_S
+        while not (out / "compare.json").exists():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refused(done: subprocess.CompletedProcess[str], message: str) -> None:
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def loads(evidence: Evidence) -> list[tuple[int, str, int | float | None, str]]:
+    return [(each.round, each.loop, each.users or each.rate_per_s, each.backend) for each in evidence.runs]
+
+
+def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_path: Path) -> None:
+    flags = ("--url", server.url, "--server-pid", str(server.process.pid), "--backends", "eager,fused", "--rows", "3")
+    plan = ("--rounds", "2", "--users", "1,3", "--rates", "50,100")
+    done = compare(tmp_path, *flags, "--wire", "binary", *plan, *BRIEF)
+    assert done.returncode == 0, done.stderr
+    evidence = read(tmp_path / "compare.json")
+    assert loads(evidence) == [
+        *((number, "closed", users, each) for number in (0, 1) for users in (1, 3) for each in ("eager", "fused")),
+        *((number, "open", rate, each) for number in (0, 1) for rate in (50, 100) for each in ("eager", "fused")),
+    ]
+    assert evidence.backends == {"eager": "torch", "fused": "onednn"}
+    assert (evidence.model, evidence.rows, evidence.wire, evidence.ended_early) == ("digits", 3, "binary", None)
+    assert evidence.command[:4] == ["python", "-m", "loadtests", "compare"]
+    for run in evidence.runs:
+        assert run.latency_ms is not None
+        assert run.stages_ms is not None
+        assert run.answered > 0
+        assert (run.errors, run.wrong) == ({}, 0)
+        assert run.checked > 0
+        assert sum(count for _, count in run.histogram) == run.answered == sum(run.batch_rows.values())
+        assert run.latency_ms.p50 <= run.latency_ms.p99 <= run.latency_ms.max
+        stages = (run.stages_ms.queue, run.stages_ms.batch, run.stages_ms.compute, run.stages_ms.encode)
+        assert min(stages) >= 0
+        assert run.stages_ms.compute > 0
+        assert sum(stages) + run.stages_ms.wire == pytest.approx(run.latency_ms.mean)
+        assert run.server_cpu is not None
+        assert (run.first_ms or 0) > 0
+    pairs = zip(evidence.runs[::2], evidence.runs[1::2], strict=True)
+    assert all(a.sent == b.sent for a, b in pairs if a.loop == "open")
+    assert {path.name for path in tmp_path.iterdir()} > {"locust.html", "locust_stats.csv", "locust_failures.csv"}
+    assert "100/s" in (tmp_path / "locust_stats.csv").read_text()
+
+
+def test_a_server_is_started_searched_for_its_knee_and_ended(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ("--backends", "fused", "--users", "2", "--rounds", "1", "--seconds", "0.3", "--warm-up-s", "0.1")
+    done = compare(tmp_path / "out", str(tiny_model), *flags, "--objective-ms", "1000", "--max-in-flight", "8")
+    assert done.returncode == 0, done.stderr
+    evidence = read(tmp_path / "out" / "compare.json")
+    assert evidence.model == "tiny"
+    (knee,) = evidence.knees
+    if knee.rate_per_s is None:
+        assert knee.note is not None
+    else:
+        assert knee.above_per_s is not None
+        assert knee.rate_per_s < knee.above_per_s <= knee.rate_per_s * 1.0501
+        assert max(each.rate_per_s or 0 for each in evidence.runs) >= 2 * knee.rate_per_s * 0.999
+    assert "fused: p99 within 1000 ms up to" in done.stdout
+
+
+def test_several_processes_share_the_load_and_their_counts_add_up(server: RunningServer, tmp_path: Path) -> None:
+    done = compare(tmp_path, "--url", server.url, "--backends", "fused", "--processes", "2", *SHORT)
+    assert done.returncode == 0, done.stderr
+    evidence = read(tmp_path / "compare.json")
+    assert evidence.conditions["processes"] == 2
+    assert len(evidence.runs) == 2
+    for run in evidence.runs:
+        assert run.sent == run.answered > 0
+        assert run.server_cpu is None  # nobody said which process it is
+
+
+def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server: RunningServer, tmp_path: Path) -> None:
+    flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
+    with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "3", "--warm-up-s", "0.1") as process:
+        time.sleep(1)  # the closed loop's run is kept: the open loop is under way
+        with server.stopped("worker"):
+            time.sleep(0.6)
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    run = read(tmp_path / "compare.json").runs[-1]
+    assert run.loop == "open"
+    assert run.latency_ms is not None
+    assert run.latency_ms.max > 300
+    delayed = sum(count for bound, count in run.histogram if bound > 100)
+    assert delayed > 30  # of the 120 that were due in 0.6 s; a closed loop would count one a user
+    assert run.sent + run.errors.get("unsent", 0) > 500
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--backends", "fused,nope"), "--backends: the server has eager, compiled, fused ready, not nope"),
+        (("nope",), "no model 'nope' here"),
+        (("--rows", "5000"), "backend eager, 5000 rows: 413 too_large"),
+        (("--url", "ftp://x"), "--url: expected the server's address"),
+        (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
+        (("--rates", "10,-1"), "--rates: expected a number above 0, got '-1'"),
+    ],
+    ids=["backend", "model", "rows", "url", "users", "rates"],
+)
+def test_what_cannot_be_measured_is_refused_in_a_sentence(
+    server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    refused(compare(tmp_path, "--url", server.url, *arguments), message)
+
+
+def test_a_server_that_is_not_there_or_not_ready_is_named(server: RunningServer, tmp_path: Path) -> None:
+    port = free_port()
+    refused(compare(tmp_path, "--url", f"http://127.0.0.1:{port}"), f"http://127.0.0.1:{port}: expected a server, got")
+
+    def unready(path: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if path == "/v2/health/ready":
+            return 503, headers, json.dumps({"error": "warming up", "code": "not_ready"}).encode()
+        return status, headers, body
+
+    with tampering_proxy(server.url, unready) as url:
+        refused(compare(tmp_path, "--url", url), "expected a server that is ready, got 503 not_ready: warming up")
+
+
+def test_a_key_is_asked_for_and_not_written(tiny_model: Path, tmp_path: Path, start: Start) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="secret").wait_ready()
+    flags = ("tiny", "--url", server.url, "--backends", "eager", *SHORT)
+    refused(compare(tmp_path / "a", *flags), "401 unauthorized")
+    done = compare(tmp_path / "b", *flags, "--key", "secret")
+    assert done.returncode == 0, done.stderr
+    assert "secret" not in (tmp_path / "b" / "compare.json").read_text()
+
+
+def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    refused(compare(tmp_path / "file" / "out"), "expected a directory that can be written to")
+
+
+def test_a_server_that_dies_leaves_what_was_measured_before(tiny_model: Path, tmp_path: Path, start: Start) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
+    flags = ("tiny", "--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", "--seconds", "0.5")
+    with comparing(tmp_path, *flags, "--no-knee") as process:
+        for each in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
+            each.kill()
+        _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 1
+    assert "error: eager, 2 users: the server stopped answering: 200 requests in a row got no reply" in errors
+    assert "Traceback" not in errors
+    evidence = read(tmp_path / "compare.json")
+    assert "stopped answering" in str(evidence.ended_early)
+    assert evidence.runs[0].invalid is None
+    assert evidence.runs[-1].invalid == evidence.ended_early
+
+
+def interrupted(process: subprocess.Popen[str], number: signal.Signals, path: Path) -> None:
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 130, errors
+    assert "error: interrupted; what was measured before is in" in errors
+    assert "Traceback" not in errors
+    evidence = read(path)
+    assert evidence.ended_early == "interrupted"
+    assert evidence.runs
+
+
+def test_an_interrupt_keeps_what_ran_and_ends_every_process(tiny_model: Path, tmp_path: Path) -> None:
+    flags = (str(tiny_model), "--backends", "eager", "--users", "2", "--rounds", "50", "--processes", "2")
+    with comparing(tmp_path / "out", *flags, *BRIEF) as process:
+        children = psutil.Process(process.pid).children(recursive=True)
+        interrupted(process, signal.SIGINT, tmp_path / "out" / "compare.json")
+    assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
+
+
+def test_sigterm_ends_a_comparison_as_an_interrupt_does(server: RunningServer, tmp_path: Path) -> None:
+    with comparing(tmp_path, "--url", server.url, "--backends", "eager", "--rounds", "50", *BRIEF) as process:
+        interrupted(process, signal.SIGTERM, tmp_path / "compare.json")
+
+
+def test_a_wrong_answer_fails_the_run_by_row_and_amount(server: RunningServer, tmp_path: Path) -> None:
+    def add(path: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        if path == "/predict/fused":
+            document = json.loads(body)
+            document["outputs"][1][0] += 0.5
+            body = json.dumps(document).encode()
+        return status, headers, body
+
+    with tampering_proxy(server.url, add) as url:
+        done = compare(tmp_path, "--url", url, "--backends", "eager,fused", "--rows", "3", *SHORT)
+    assert done.returncode == 1
+    assert "error: wrong answer from fused: row 1 of 3 in a reply is 0.5 off what eager answers" in done.stderr
+    evidence = read(tmp_path / "compare.json")
+    assert [each.wrong > 0 for each in evidence.runs] == [False, True]
+
+
+def test_a_server_of_another_version_is_refused(server: RunningServer, tmp_path: Path) -> None:
+    def strip(_: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        headers.pop("x-encode-us", None)
+        return status, headers, body
+
+    with tampering_proxy(server.url, strip) as url:
+        refused(compare(tmp_path, "--url", url), "got a reply without x-encode-us; the server is of another version")
+
+
+def test_errors_alone_end_the_comparison(server: RunningServer, tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    def refuse(path: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        seen.append(path)
+        if path == "/predict/eager" and seen.count(path) > 1:  # the first one is a trial
+            return 500, headers, json.dumps({"error": "a fault", "code": "internal"}).encode()
+        return status, headers, body
+
+    with tampering_proxy(server.url, refuse) as url:
+        done = compare(tmp_path, "--url", url, "--backends", "eager", *SHORT)
+    assert done.returncode == 1
+    assert "eager, 2 users: no request was answered with 200: " in done.stderr
+    assert " internal" in done.stderr
+    assert set(read(tmp_path / "compare.json").runs[0].errors) == {"internal"}
