@@ -3,7 +3,8 @@
 Each user sends one request after another to one backend; the statistics keep the backends apart, and show beside each
 what the server says it spent waiting (QUEUE) and computing (COMPUTE). Without a choice every class of users takes part,
 so that the backends are compared in one run; `--tags fused`, `--backend fused` or the class name `Fused` leave one.
-`--rows`, `--wire` and `--model` are fields of the web page as well.
+`--rows`, `--wire` and `--model` are fields of the web page as well. `--scenario spike` lets the users come and go, up
+to `--users` of them within `--run-time`; `python -m loadtests scenario` holds the same to an objective.
 """
 
 import argparse
@@ -20,9 +21,12 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
+from loadtests import shape
 from loadtests.errors import LoadTestError
 from loadtests.inference import WIRES, Inference, ReplyError, inference, outputs_of, require_answered, server_times_ms
+from loadtests.profile import PROFILES
 from loadtests.resolution import refine
+from loadtests.scenarios import SCENARIOS
 
 BACKENDS = ("default", "eager", "compiled", "fused")
 SETUP_FAILED = 2
@@ -54,6 +58,9 @@ def add_flags(parser: LocustArgumentParser) -> None:
         default=None,
         include_in_web_ui=False,
         help="the one class of users that takes part",
+    )
+    parser.add_argument(
+        "--scenario", choices=list(PROFILES), default=None, include_in_web_ui=False, help="how users come and go"
     )
     parser.add_argument("--model", default="digits", help="the served model's name")
     parser.add_argument("--rows", type=positive, default=1, help="rows in each request")
@@ -228,6 +235,11 @@ def select_users(environment: Environment, **_: object) -> None:
                 del available[name]
         if options.headless and not isinstance(environment.runner, WorkerRunner):
             prepare(environment)
+        if options.scenario and not isinstance(environment.runner, WorkerRunner):
+            seconds = float(options.run_time or SCENARIOS[options.scenario].seconds)
+            profile = PROFILES[options.scenario]
+            environment.shape_class = shape.ProfileShape(profile, options.num_users or 1, seconds)
+            environment.shape_class.runner = environment.runner
     except SetupError as error:
         logging.getLogger(__name__).error("%s", error)
         sys.exit(SETUP_FAILED)

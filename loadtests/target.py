@@ -13,7 +13,8 @@ from loadtests.errors import LoadTestError
 from loadtests.inference import Inference, inference
 
 POOL_ROWS = 61  # a prime, so that requests of any size begin at every row of the pool in turn
-PAYLOADS = 16
+PAYLOADS = 16  # different requests, or fewer where they are large
+PAYLOAD_ROWS = 2048  # of all of them
 ANSWER_LIMIT_S = 30.0
 
 
@@ -87,7 +88,7 @@ def pool(target: Target) -> NDArray[np.float32]:
 def payloads(target: Target, backend: str, rows: int) -> list[Payload]:
     """Return the requests of `rows` rows each that are sent to `backend` in turn."""
     source, made = pool(target), []
-    for start in range(0, PAYLOADS * rows, rows):
+    for start in range(0, max(2, min(PAYLOADS, PAYLOAD_ROWS // rows)) * rows, rows):
         picked = tuple((start + offset) % POOL_ROWS for offset in range(rows))
         made.append(payload(target, backend, picked, target.wire, source))
     return made

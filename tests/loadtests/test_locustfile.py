@@ -123,6 +123,13 @@ def test_workers_of_a_distributed_run_report_at_the_same_resolution(server: Runn
     assert any(float(key) != round(float(key)) for key in rows["POST"]["response_times"])
 
 
+def test_users_come_and_go_as_a_scenario_says(server: RunningServer) -> None:
+    done = run("--host", server.url, "--backend", "eager", "--scenario", "ramp", "--loglevel", "INFO", "--json")
+    assert rows_of(done)["POST", "/predict/eager"]["num_failures"] == 0
+    assert "Shape test updating to 1 users" in done.stderr
+    assert "Shape test updating to 2 users" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
