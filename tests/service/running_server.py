@@ -77,6 +77,7 @@ class RunningServer:
         self.port = int(arguments[arguments.index("--port") + 1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self.ready_ns = 0  # by the clock that files have; set by `wait_ready`
         command = [sys.executable, "-m", "service", *arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "TRITON_INTERPRET"))}
         with log.open("wb") as output:
@@ -97,6 +98,7 @@ class RunningServer:
 
     def wait_ready(self) -> "RunningServer":
         self.wait_until(lambda: "\nready " in self.output)
+        self.ready_ns = time.time_ns()
         return self
 
     def answers(self, path: str, status: int) -> bool:
