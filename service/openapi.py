@@ -1,14 +1,24 @@
-"""The OpenAPI document: FastAPI's own, and the inference routes, which FastAPI does not see, from their models."""
+"""The OpenAPI document: FastAPI's own, and the inference routes, which FastAPI does not see, from their models.
 
+Swagger UI, which shows it, comes from the package fastapi-offline and not from the web, so `/docs` needs no other host.
+"""
+
+from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import FileResponse, HTMLResponse
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from service import openinference, schemas
+from service.errors import NotFoundError
 
 REFERENCE = "#/components/schemas/{model}"
+HOST_ROUTES = ("/docs", "/docs/oauth2-redirect", "/redoc")  # FastAPI's own, which take their scripts from the web
+SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
 SUMMARY = "Runs a multilayer perceptron eager, compiled or fused, as each request asks."
 
 
@@ -23,6 +33,33 @@ def describe(app: FastAPI, title: str, version: str) -> None:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
+    add_docs(app)
+
+
+def add_docs(app: FastAPI) -> None:
+    """Serve Swagger UI from this server alone; the addresses are relative, so a proxy may put a prefix before them."""
+    app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in HOST_ROUTES]
+    directory = Path(str(files("fastapi_offline"))) / "static"
+    page = get_swagger_ui_html(
+        openapi_url="openapi.json",
+        title=app.title,
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="docs/favicon.png",
+        swagger_ui_parameters={"validatorUrl": None},  # else it sends the document's address to a host of its own
+    )
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        """Show every route, to be tried."""
+        return page
+
+    @app.get("/docs/{name}", include_in_schema=False)
+    async def docs_file(name: str) -> FileResponse:
+        """Send what the page refers to."""
+        if name not in SWAGGER_FILES:
+            raise NotFoundError(f"/docs: no file {name!r}; expected one of {', '.join(SWAGGER_FILES)}")
+        return FileResponse(directory / name)
 
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The routes beside `/predict`, over a real port."""
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -214,5 +215,15 @@ def test_the_hosts_own_pages_do_not_show_through(client: httpx.Client) -> None:
     assert client.get("/info").status_code == 404
 
 
-def test_the_docs_page_is_there(client: httpx.Client) -> None:
-    assert client.get("/docs").status_code == 200
+def test_the_docs_page_needs_no_other_host(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    references = re.findall(r"""(?:src|href|url)\s*[=:]\s*["']([^"']+)""", page)
+    assert len(references) == 4
+    for reference in references:
+        assert not re.match(r"[a-z]+:|//", reference)
+        assert len(client.get(f"/{reference}").content) > 1000
+    assert "//" not in re.sub(r"<!--.*?-->", "", page, flags=re.DOTALL)
+    assert '"validatorUrl": null' in page
+    assert client.get("/redoc").status_code == 404
+    missing = client.get("/docs/..%2fcore.py")
+    assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
