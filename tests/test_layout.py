@@ -1,5 +1,6 @@
 """The folders are found as they are meant to be, and the HTTP side stays light."""
 
+import ast
 import importlib.metadata
 import subprocess
 import sys
@@ -40,6 +41,21 @@ def test_importing_a_package_loads_neither_torch_nor_triton(statement: str) -> N
 
 def test_an_http_process_loads_neither_torch_nor_triton() -> None:
     assert not modules_after("import service.__main__, service.server") & {"torch", "triton"}
+
+
+@pytest.mark.parametrize("package", ["service", "models"])
+def test_nothing_that_is_read_is_unpickled(package: str) -> None:
+    unsafe = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.partition(".")[0] for name in imported} & unsafe, path
+            if isinstance(node, ast.Call):
+                called = ast.unparse(node.func)
+                assert called != "torch.load", path
+                assert not (called == "np.load" and "allow_pickle=True" in ast.unparse(node)), path
+                assert "Connection" not in called.split("."), path  # multiprocessing's, whose recv unpickles
 
 
 def test_tests_are_no_packages() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import socket
 import struct
 import threading
@@ -11,13 +12,16 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.running_server import RunningServer, Start, talk
+from tests.service.running_server import ROOT, RunningServer, Start, talk
 
 pytestmark = pytest.mark.slow  # real servers
 
 GOOD = [[float(value % 17) for value in range(64)]]
 TYPE = {"content-type": "application/json"}
 MEBIBYTE = 1 << 20
+INSIDE = re.compile(
+    r"Traceback|File \\?\"|\.py\b|site-packages|0x[0-9a-f]{6}|" + re.escape(str(ROOT))
+)  # nobody's business
 
 
 def require_error(reply: httpx.Response, status: int, code: str) -> str:
@@ -26,6 +30,7 @@ def require_error(reply: httpx.Response, status: int, code: str) -> str:
     assert (reply.status_code, document.get("code"), sorted(document)) == (status, code, ["code", "error"]), reply.text
     assert reply.headers["x-request-id"]
     assert "\n" not in document["error"]
+    assert not INSIDE.search(reply.text + str(reply.headers))
     sentence: str = document["error"]
     return sentence
 

@@ -1,8 +1,11 @@
+import contextlib
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from service.errors import BadRequestError, TooLargeError
 from service.openinference import json_length, model_metadata, parse_infer
@@ -108,6 +111,7 @@ def test_an_outputs_own_parameter_wins_over_the_requests() -> None:
     assert not parse_infer(orjson.dumps(document), WIDTH, 8).is_binary_reply
 
 
+PIECES = (b"-1", b"1e999", b"9" * 40, b"null", b"[[", b"]", b'"', b"\\ud800", b"\xff", b'"shape":[0,3]', b"NaN", b"1.5")
 FLOATS = NUMBERS.astype("<f4").tobytes()
 
 
@@ -131,6 +135,21 @@ FLOATS = NUMBERS.astype("<f4").tobytes()
 def test_binary_framing_that_does_not_add_up_is_refused(whole: bytes, length: int, message: str) -> None:
     with pytest.raises((BadRequestError, TooLargeError), match=message):
         parse_infer(whole, WIDTH, 8, length)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_damage_to_a_body_is_refused_or_leaves_rows_of_the_models_width(data: st.DataObject) -> None:
+    whole, length = binary_body(FLOATS, "FP32", id="a", outputs=[{"name": "output"}])
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(whole)))
+        end = data.draw(st.integers(at, min(at + 8, len(whole))))
+        whole = whole[:at] + data.draw(st.one_of(st.binary(max_size=4), st.sampled_from(PIECES))) + whole[end:]
+    told = data.draw(st.one_of(st.just(length), st.none(), st.integers(0, len(whole) + 2)))
+    with contextlib.suppress(BadRequestError, TooLargeError):
+        rows = parse_infer(whole, WIDTH, 8, told).rows
+        assert rows.shape[1] == WIDTH
+        assert 1 <= len(rows) <= 8
 
 
 @pytest.mark.parametrize("value", [b"-1", b"1e3", b"", b" 5", b"9" * 40, b"\xff"], ids=repr)

@@ -1,10 +1,11 @@
+import contextlib
 import itertools
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import schemas
@@ -85,6 +86,21 @@ def test_a_body_that_is_not_the_routes_is_refused_in_one_sentence(body: bytes, m
     with pytest.raises(BadRequestError, match=message) as caught:
         schemas.parse_predict(body, WIDTH, 8)
     assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_damage_to_a_body_is_refused_or_leaves_rows_of_the_models_width(data: st.DataObject) -> None:
+    whole = b'{"inputs": [[1, 2.5, -3], [4e1, 5, 6]], "backend": "eager", "id": "a", "timeout_ms": 5}'
+    pieces = (b"-1", b"1e999", b"9" * 40, b"null", b"[[", b"]", b'"', b"\\ud800", b"\xff", b"NaN", b"1.5", b"{}")
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(whole)))
+        end = data.draw(st.integers(at, min(at + 8, len(whole))))
+        whole = whole[:at] + data.draw(st.one_of(st.binary(max_size=4), st.sampled_from(pieces))) + whole[end:]
+    with contextlib.suppress(BadRequestError, TooLargeError):
+        rows = schemas.parse_predict(whole, WIDTH, 8).rows
+        assert rows.shape[1] == WIDTH
+        assert np.isfinite(rows).all()
 
 
 @pytest.mark.parametrize("literal", [b"1" * 400, b"1e400", b"-1e400"], ids=["digits", "exponent", "negative"])
