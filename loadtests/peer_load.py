@@ -178,13 +178,13 @@ class Comparison:
         if server.missing:
             fail(cells, server.missing)
             return
-        loaded, checked = (server.exchange(model, wire, sample) for sample in self._samples[model])
+        loaded, checked = (server.exchange(wire, sample) for sample in self._samples[model])
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{name}-{Path(model).name}-{wire}.log"
         try:
             self._load(number, cells, tree(server, model, wire, self.plan.rows, port, log), port, loaded, checked)
         except (ServerTreeError, PeerError) as error:
-            fail([cell for cell in cells if number not in cell.loads], str(error))
+            fail([cell for cell in cells if number not in cell.loads] or cells, str(error))
         if not any(cell.failure for cell in cells):
             log.unlink(missing_ok=True)
 
@@ -258,7 +258,7 @@ def under_load(port: int, connections: int, seconds: int, loaded: Exchange, chec
 
 def tree(server: Server, model: str, wire: str, rows: int, port: int, log: Path) -> ServerTree:
     """Return a server's processes, not yet started."""
-    return ServerTree(server.command(model, port), server.environ(model, wire, rows, port), log)
+    return ServerTree(server.command(model, rows, port), server.environ(model, wire, rows, port), log)
 
 
 def fail(cells: Sequence[Cell], reason: str) -> None:

@@ -38,6 +38,7 @@ class PeerError(LoadTestError):
 class Sample:
     """Rows and what has to come back for them."""
 
+    model: str  # as its config names it
     inputs: Rows
     outputs: Rows
 
@@ -116,12 +117,12 @@ class Server:
         done = subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=False)
         return done.stdout.strip() or "none"
 
-    def command(self, model: str, port: int) -> list[str]:
-        """Return what starts it."""
+    def command(self, model: str, rows: int, port: int) -> list[str]:
+        """Return what starts it; this server with room for 1024 requests in its queue, as mosec has."""
         command = [self.python, "-m", self.module]
         if self.module == "service":
             command += ["--model", model, "--backends", BACKEND, "--default-backend", BACKEND, "--workers", "1"]
-            command += ["--threads", str(threads()), "--port", str(port)]
+            command += ["--threads", str(threads()), "--max-queue-rows", str(1024 * rows), "--port", str(port)]
         return command
 
     def environ(self, model: str, wire: str, rows: int, port: int) -> dict[str, str]:
@@ -131,11 +132,10 @@ class Server:
         variables |= {"OMP_NUM_THREADS": str(threads()), "GOMP_SPINCOUNT": str(SPIN_COUNT)}
         return variables | {name: value.format(port=port) for name, value in (self.environment or {}).items()}
 
-    def exchange(self, model: str, wire: str, sample: Sample) -> Exchange:
+    def exchange(self, wire: str, sample: Sample) -> Exchange:
         """Return the request for a sample."""
         if self.module == "service":
-            # The server names a model by its config's name, which for the bundled ones is the directory's.
-            sent = inference(wire, model, sample.inputs, sample.outputs.shape[1], None)
+            sent = inference(wire, sample.model, sample.inputs, sample.outputs.shape[1], None)
             return Exchange(sent.path, sent.headers, sent.body, lambda head, body: outputs_of(sent, head, body), sample)
         if wire == "json":
             body = json.dumps({"inputs": sample.inputs.tolist()}).encode()
@@ -192,8 +192,9 @@ def samples(model: str, rows: int) -> tuple[Sample, Sample]:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise PeerError(f"--models {model}: {done.stderr.strip().splitlines()[-1]}")
+    told = json.loads(done.stdout)
     loaded, checked = (
-        Sample(np.asarray(each["inputs"], np.float32), np.asarray(each["outputs"], np.float32))
-        for each in json.loads(done.stdout)
+        Sample(told["model"], np.asarray(each["inputs"], np.float32), np.asarray(each["outputs"], np.float32))
+        for each in told["sets"]
     )
     return loaded, checked

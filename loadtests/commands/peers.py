@@ -117,7 +117,8 @@ def lines(document: dict[str, Any]) -> list[str]:
     table = [form.format("model", "server", "wire", "conn", "requests/s", "p50 ms", "p99 ms", "ours / theirs")]
     for cell in document["cells"]:
         if cell["requests_per_s"] is None:
-            said = ["-", "-", "-", "failed" if cell["failure"] else "no such wire"]
+            why = "failed" if cell["failure"] else "not measured" if cell["is_supported"] else "no such wire"
+            said = ["-", "-", "-", why]
         else:
             said = [f"{cell[name]['median']:g}" for name in ("requests_per_s", "p50_ms", "p99_ms")]
             said.append("{median:.3g} ({min:.3g} to {max:.3g})".format(**cell["ratio"]) if cell["ratio"] else "-")

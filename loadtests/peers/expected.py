@@ -6,6 +6,7 @@ server that mixes up its callers is seen.
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +14,8 @@ import torch
 from models import load_engine
 
 
-def expected(model: str, count: int) -> list[dict[str, list[list[float]]]]:
-    """Return two sets of `count` rows with their outputs."""
+def expected(model: str, count: int) -> dict[str, Any]:
+    """Return the model's name, and two sets of `count` rows with their outputs."""
     engine = load_engine(model, backends=("eager",))
     generator = np.random.default_rng(0)
     sets = []
@@ -22,7 +23,7 @@ def expected(model: str, count: int) -> list[dict[str, list[list[float]]]]:
         rows = generator.uniform(-1, 1, (count, engine.config.width_in)).astype(np.float32)
         outputs = engine.run(torch.from_numpy(rows), "eager")
         sets.append({"inputs": rows.tolist(), "outputs": outputs.tolist()})
-    return sets
+    return {"model": engine.config.name, "sets": sets}
 
 
 if __name__ == "__main__":

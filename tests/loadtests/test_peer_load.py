@@ -96,7 +96,7 @@ def test_the_page_tells_figures_ratios_losses_and_failures(tmp_path: Path) -> No
 
 
 def test_other_outputs_than_the_expected_are_a_wrong_answer() -> None:
-    sample = Sample(np.zeros((1, 2), np.float32), np.asarray([[1.0, -2.0]], np.float32))
+    sample = Sample("m", np.zeros((1, 2), np.float32), np.asarray([[1.0, -2.0]], np.float32))
     sample.require(np.asarray([[1.0005, -2.0]], np.float32))
     for wrong in ([[1.1, -2.0]], [[float("nan"), -2.0]]):
         with pytest.raises(PeerError, match="a wrong answer: outputs are off by up to"):
@@ -128,7 +128,7 @@ def test_a_server_answers_the_expected_rows_and_leaves_no_process(
         pytest.skip(server.missing)
     if wire not in server.wires:
         pytest.skip(f"{server.title} has no {wire} wire")
-    loaded, checked = (server.exchange("digits", wire, sample) for sample in digits)
+    loaded, checked = (server.exchange(wire, sample) for sample in digits)
     started = tree(server, "digits", wire, 3, port, log)
     with started:
         started.wait(lambda: answers(checked, port), 120)
@@ -186,7 +186,7 @@ def answering(reply: Callable[[int], tuple[int, bytes]]) -> Iterator[int]:
 
 
 def exchanges(pair: tuple[Sample, Sample]) -> tuple[Exchange, Exchange]:
-    loaded, checked = (SERVERS["mosec"].exchange("digits", "binary", each) for each in pair)
+    loaded, checked = (SERVERS["mosec"].exchange("binary", each) for each in pair)
     return loaded, checked
 
 
