@@ -39,9 +39,9 @@ def run(options: argparse.Namespace) -> int:
         LoadTestError, OSError: nothing could be measured or written.
     """
     plan = planned(options)
-    generator = wrk.version()
     if not options.json.parent.is_dir():
         raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
+    generator = wrk.version()
     comparison = Comparison(plan, {model: samples(model, plan.rows) for model in plan.models}, options.logs)
     surroundings = conditions() | {
         "servers": {name: f"{SERVERS[name].title} {SERVERS[name].version()}" for name in plan.servers if name != OURS},
