@@ -31,6 +31,7 @@ OUTPUT = "output"
 EXTENSIONS = ("binary_tensor_data",)
 LENGTH_HEADER = b"inference-header-content-length"
 DATATYPES = ("FP32", "FP64", "FP16")  # as JSON numbers
+FP16_LARGEST = 65504
 ITEM_BYTES = {"FP16": 2, "BF16": 2, "FP32": 4, "FP64": 8}  # as binary data, little-endian
 MAX_DIMENSION = 1 << 40
 REMEMBERED_BYTES = 1024
@@ -348,10 +349,24 @@ def _rows(tensor: RequestInput, width: int, max_rows: int) -> Rows:
             raise BadRequestError(
                 f"inputs[0].data: expected {count * width} numbers for shape {tuple(tensor.shape)}, got {len(data)}"
             )
-        return rows_from_lists(data, len(data), 1, "inputs[0].data")[0].reshape(count, width)
+        flat, _ = rows_from_lists(data, len(data), 1, "inputs[0].data")
+        return _in_range(tensor, flat.reshape(count, width))
     rows, shape = rows_from_lists(data, width, max_rows, "inputs[0].data")
     if (*shape, width) != tuple(tensor.shape):
         raise BadRequestError(
             f"inputs[0].data: expected it flat or nested as shape {tuple(tensor.shape)} says, got {(*shape, width)}"
         )
+    return _in_range(tensor, rows)
+
+
+def _in_range(tensor: RequestInput, rows: Rows) -> Rows:
+    """Return the rows, unless their datatype is FP16 and one of them is a number that it cannot hold."""
+    if tensor.datatype == "FP16":
+        with np.errstate(over="ignore"):
+            is_held = np.isfinite(rows.astype(np.float16))
+        if not is_held.all():
+            worst = float(rows[~is_held][0])
+            raise BadRequestError(
+                f"inputs[0].data: expected numbers within FP16's range, up to {FP16_LARGEST}, got {worst:g}"
+            )
     return rows

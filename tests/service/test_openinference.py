@@ -76,6 +76,22 @@ def test_a_shape_of_too_many_rows_is_refused_before_its_product_can_overflow(sha
         parse(body(tensor={"shape": shape}))
 
 
+@pytest.mark.parametrize("largest", [65504, -65504, 65519])  # the last is rounded to the first
+def test_fp16_numbers_are_taken_up_to_its_range(largest: float) -> None:
+    data = [[1, 2, 3], [4, 5, largest]]
+    rows = parse(body(tensor={"datatype": "FP16", "shape": [2, 3], "data": data})).rows
+    np.testing.assert_array_equal(rows, np.array(data, dtype=np.float32))
+
+
+@pytest.mark.parametrize("beyond", [65520, -1e5, 3e38])
+@pytest.mark.parametrize("is_flat", [False, True], ids=["nested", "flat"])
+def test_fp16_numbers_beyond_its_range_are_refused(beyond: float, is_flat: bool) -> None:
+    data = [1, 2, 3, 4, 5, beyond] if is_flat else [[1, 2, 3], [4, 5, beyond]]
+    with pytest.raises(BadRequestError, match=r"within FP16's range, up to 65504, got "):
+        parse(body(tensor={"datatype": "FP16", "shape": [2, 3], "data": data}))
+    assert parse(body(tensor={"shape": [2, 3], "data": data})).rows[1, 2] == np.float32(beyond)
+
+
 BINARY = {"FP32": "<f4", "FP64": "<f8", "FP16": "<f2"}
 NUMBERS = np.array([[1, 2, 3], [4, 5, -6.5]])
 
