@@ -24,6 +24,7 @@ from service.errors import (
     OverloadedError,
     RemoteError,
     WorkerLostError,
+    without_paths,
 )
 from service.metrics import Metrics
 from service.schemas import BackendState, InferenceRequest, Rows
@@ -172,8 +173,8 @@ class WorkerLink(asyncio.Protocol):
         """Deliver the results that are now whole."""
         for frame in self._decoder.feed(data):
             if frame.kind == Kind.HELLO:
-                hello = orjson.loads(frame.payload)
-                self.backends = {name: BackendState.model_validate(state) for name, state in hello["backends"].items()}
+                states = orjson.loads(frame.payload)["backends"]
+                self.backends = {name: told(BackendState.model_validate(state)) for name, state in states.items()}
                 self.is_up = True
                 self._on_change()
                 continue
@@ -221,6 +222,15 @@ class WorkerLink(asyncio.Protocol):
         """Close the connection."""
         if self._transport:
             self._transport.close()
+
+
+def told(state: BackendState) -> BackendState:
+    """Return a backend's state as callers may see it; the start screen, and it alone, shows paths."""
+    for field in ("reason", "note"):
+        sentence: str | None = getattr(state, field)
+        if sentence is not None:
+            setattr(state, field, without_paths(sentence))
+    return state
 
 
 def settle(pending: _Pending, outcome: Result | Exception) -> None:

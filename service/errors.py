@@ -18,6 +18,7 @@ The tree continues the one of `models.errors`; each stage of a request raises it
         └── InternalError                                            anything else: a fault of ours
 """
 
+import re
 from typing import ClassVar
 
 from models.errors import BackendUnavailableError, InputError, MLPError, OutOfMemoryError, UnknownBackendError
@@ -111,6 +112,7 @@ class InternalError(ServiceError):
     code = "internal"
 
 
+PATH = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\"(),;:]+/)*([^\s/'\"(),;:]+)/?")
 MAX_SENTENCE = 1000  # characters; a caller's own input is never echoed without bound
 
 STATUS: dict[str, int] = {
@@ -164,6 +166,11 @@ def message_of(error: BaseException) -> str:
         return "the server failed to answer this request; its log has the reason under this request's x-request-id"
     sentence = str(error)
     return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[: MAX_SENTENCE - 3]}..."
+
+
+def without_paths(sentence: str) -> str:
+    """Leave of each absolute path its last name: what a caller may know of this host's files."""
+    return PATH.sub(r"\1", sentence)
 
 
 class RemoteError(MLPError):

@@ -26,7 +26,7 @@ from setproctitle import setproctitle
 from models.errors import MLPError, OutOfMemoryError
 from service import logs
 from service.batcher import Batcher, Waiting
-from service.errors import DeadlineExceededError, code_of, message_of
+from service.errors import DeadlineExceededError, code_of, message_of, without_paths
 from service.heap import freeze_heap
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
@@ -340,7 +340,8 @@ class WorkerServer:
 
     def _send_error(self, request: Waiting[Client], error: BaseException) -> None:
         code = code_of(error)
-        message = first_line(error) if code == "internal" else message_of(error)  # the front logs it, and tells less
+        # The front logs the former, and tells less.
+        message = first_line(error) if code == "internal" else without_paths(message_of(error))
         payload = f"{code}\n{message}".encode()
         self._send(request.client, header(Kind.ERROR, request.request_id, len(payload)) + payload)
 

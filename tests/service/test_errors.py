@@ -35,6 +35,25 @@ def test_a_fault_of_ours_tells_nothing_of_its_inside() -> None:
     assert "secret" not in errors.message_of(RuntimeError("/root/secret.py line 3"))
 
 
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("'/usr/local/bin/g++' does not run: install g++", "'g++' does not run: install g++"),
+        (
+            "neither in /opt/py/include nor in /root/.venv/include/: install",
+            "neither in include nor in include: install",
+        ),
+        ("see https://example.org/a/b, and/or 1/2 of it", "see https://example.org/a/b, and/or 1/2 of it"),
+        (
+            "PermissionError: [Errno 13] Permission denied: '/root'",
+            "PermissionError: [Errno 13] Permission denied: 'root'",
+        ),
+    ],
+)
+def test_of_a_path_no_more_than_its_last_name_is_told(sentence: str, told: str) -> None:
+    assert errors.without_paths(sentence) == told
+
+
 def test_other_errors_tell_their_sentence() -> None:
     assert errors.message_of(InputError("expected 3 numbers")) == "expected 3 numbers"
 
