@@ -4,13 +4,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import litserve as ls
 from fastapi import FastAPI
 
 from models.config import ModelConfig
 from service import logs
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
+from service.host import Host
 from service.http import Front
 from service.inference import Inference, InferenceOptions
 from service.lifespan import lifespan
@@ -60,7 +60,7 @@ class Server:
             socket_directory=directory,
         )
         api = EngineAPI(plan)
-        self.host = ls.LitServer(
+        self.host = Host(
             api,
             accelerator=self.device,
             devices=devices if self.device == "cuda" else "auto",

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,7 @@ class Watch(threading.Thread):
             if process.exitcode is not None and index not in self._ready:
                 if process.exitcode == START_FAILED:
                     return "", START_FAILED
-                ending = f"signal {-process.exitcode}" if process.exitcode < 0 else f"exit status {process.exitcode}"
-                return f"worker {index} ended while starting, with {ending}", 1
+                return f"worker {index} ended while starting, with {ending(process)}", 1
         alive = {child.pid for child in multiprocessing.active_children() if child.name.startswith("LitServer-")}
         if self._api_processes - alive:
             return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew", 1
@@ -201,6 +201,12 @@ def greet(path: Path) -> Hello:
                     hello: Hello = orjson.loads(frame.payload)
                     return hello
     raise ConnectionError(f"{path}: closed before its first frame")
+
+
+def ending(process: BaseProcess) -> str:
+    """Say how a process ended."""
+    code = process.exitcode
+    return f"signal {-code}" if code is not None and code < 0 else f"exit status {code}"
 
 
 def end_children() -> None:

@@ -168,6 +168,26 @@ def test_a_killed_worker_is_replaced_and_its_requests_are_not_left_hanging(start
     assert server.stop() == 0
 
 
+def test_a_worker_that_cannot_start_anew_is_started_later_and_later_until_it_can(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    config = tiny_model / "config.json"
+    then_ns = config.stat().st_mtime_ns
+    os.utime(config, ns=(0, 0))  # another model than the one that is served: a worker refuses to start with it
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
+    for told in ("exit status 2, 1 in a row; it is started again in 0.5 s", "2 in a row; it is started again in 1 s"):
+        server.wait_until(lambda told=told: told in server.output)  # type: ignore[misc]
+    os.utime(config, ns=(then_ns, then_ns))
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    before = server.output.count("in a row")
+    os.kill(server.pid_of("worker"), signal.SIGKILL)  # it was warm: the next one follows at once
+    server.wait_until(lambda: server.answers("/v2/health/ready", 503))
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.output.count("in a row") == before
+    assert server.stop() == 0
+
+
 def ask(server: RunningServer, count: int) -> tuple[list[threading.Thread], list[httpx.Response]]:
     """Send requests of one row side by side, and return once all of them are accepted."""
     replies: list[httpx.Response] = []
@@ -337,10 +357,12 @@ def test_a_default_backend_that_cannot_run_ends_the_start_with_its_reason(start:
 
 
 def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(tiny_model), PATH="/nonexistent", CXX="").wait_ready()
-    assert re.search(r"backend +compiled +unavailable: .*compiler", server.output)
+    server = start("--model", str(tiny_model), PATH="/nonexistent", CXX="/opt/inner/bin/cxx").wait_ready()
+    assert re.search(r"backend +compiled +unavailable: .*compiler and '/opt/inner/bin/cxx' does not run", server.output)
     asked = httpx.post(server.url + "/predict/compiled", json={"inputs": [[0.5] * 8]})
     assert (asked.status_code, asked.json()["code"]) == (503, "backend_unavailable")
+    for told in (asked.text, httpx.get(server.url + "/backend").text):  # callers learn of no path
+        assert "compiler and 'cxx' does not run" in told
     assert "available: eager, fused" in asked.json()["error"]
     assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
     assert httpx.put(server.url + "/backend", json={"default": "compiled"}).status_code == 503
