@@ -6,7 +6,7 @@ ARGS ?=
 PIP := $(BIN)/pip --disable-pip-version-check install
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-quick check bench peers gpu docs loadtest image format clean
+.PHONY: help setup serve test test-quick check audit bench peers gpu docs loadtest image format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -59,6 +59,9 @@ check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/python -m docs.render --check
+
+audit: $(VENV)/dev.stamp  ## Look every pin up among the known vulnerabilities, which needs the network; another source: make audit ARGS="-s osv".
+	@$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off $(addprefix -r ,$(wildcard requirements/*.txt)) $(ARGS)
 
 bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
 	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
