@@ -62,6 +62,34 @@ def backends() -> str:
     return "\n".join(rows) + "\n"
 
 
+def batching() -> str:
+    """Render docs/results/batch-difference.json, which `python -m models batching geglu-768 --json` writes."""
+    document: dict[str, Any] = json.loads((RESULTS / "batch-difference.json").read_text())
+    rows = [
+        "| dtype | backend | alone, from float64 | batched, from float64 | batched, from alone | within the bound |",
+        "|---|---|---|---|---|---|",
+    ]
+    compared = document["batching"]
+    for dtype, backend in dict.fromkeys((each["dtype"], each["backend"]) for each in compared):
+        sizes = [each for each in compared if (each["dtype"], each["backend"]) == (dtype, backend)]
+        cells = [
+            f"{max(each[key]['absolute'] for each in sizes):.1e} ({max(each[key]['relative'] for each in sizes):.1e})"
+            for key in ("alone_from_exact", "batched_from_exact", "batched_from_alone")
+        ]
+        verdict = "no" if any(each["fault"] for each in sizes) else "yes"
+        rows.append(f"| {dtype} | {backend} | {' | '.join(cells)} | {verdict} |")
+    conditions = document["conditions"]
+    sizes_shown = ", ".join(str(size) for size in dict.fromkeys(each["batch_rows"] for each in compared))
+    rows += [
+        "",
+        "Largest absolute differences, and largest relative to the row's largest output, of "
+        f"{compared[0]['rows']} rows in batches of each of {sizes_shown}; model {conditions['model']['name']}; "
+        f"{conditions['processor']}, {conditions['threads']} threads; "
+        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def request_path() -> str:
     """Render docs/results/request-path.json, which `python -m service.profile --json` writes."""
     from service.profile import STAGES
@@ -149,6 +177,7 @@ def peers_cell(cell: dict[str, Any]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "backends": backends,
+    "batching": batching,
     "overhead": overhead,
     "request_path": request_path,
     "settings": settings,

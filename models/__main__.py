@@ -1,4 +1,4 @@
-"""The command line: ``python -m models new|import|train|inspect|run|bench|profile``."""
+"""The command line: ``python -m models new|import|train|inspect|run|bench|batching|profile``."""
 
 import argparse
 import io
@@ -204,6 +204,32 @@ def bench(options: argparse.Namespace) -> None:
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def batching(options: argparse.Namespace) -> None:
+    """Compare each row computed alone with the same row in batches, and both with float64."""
+    import torch
+
+    from models import batching as batching_module
+    from models.conditions import conditions, described
+
+    found = []
+    threads = options.threads or torch.get_num_threads()  # now: an engine sets it
+    for dtype in options.dtype:
+        settings = argparse.Namespace(**vars(options) | {"dtype": dtype, "threads": threads})
+        engine = _warm_engine(settings, max(options.rows))
+        with Progress(f"comparing in {dtype}") as progress:
+            found += batching_module.batching(engine, options.rows, progress)
+    facts = conditions(engine.device, engine.dtype, engine.threads) | {"dtype": ", ".join(options.dtype)}
+    print(f"{engine.config.name}: {_size(engine.config)}")
+    print(described(facts))
+    print(batching_module.table(found))
+    if options.json is not None:
+        document = {
+            "conditions": {**facts, "model": engine.config.to_dict()},
+            "batching": [it.to_dict() for it in found],
+        }
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
 def profile(options: argparse.Namespace) -> None:
     """Show the operators and kernels of one forward pass of each backend."""
     from contextlib import ExitStack
@@ -403,21 +429,37 @@ def _parser() -> argparse.ArgumentParser:
     measurer.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
     measurer.add_argument("--backends", type=_names, default=["eager", "compiled", "fused"], metavar="A,B")
     measurer.add_argument("--device", default="cpu")
-    measurer.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     measurer.add_argument("--threads", type=_positive, help="default: as many as PyTorch takes")
     measurer.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions too")
 
     command = commands.add_parser(
         "bench", parents=[measurer], help="time the backends against each other", description=bench.__doc__
     )
+    command.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     command.add_argument("--rows", type=_row_counts, default=[1, 8, 64], metavar="N,N", help="default: 1,8,64")
     command.add_argument("--repetitions", type=_positive, default=31, metavar="N", help="rounds; default: 31")
     command.add_argument("--cold", action="store_true", help="empty the caches before each pass")
     command.set_defaults(run=bench)
 
     command = commands.add_parser(
+        "batching", parents=[measurer], help="compare rows alone and in batches", description=batching.__doc__
+    )
+    command.add_argument(
+        "--dtype", type=_names, default=["float32", "bfloat16"], metavar="A,B", help="default: float32,bfloat16"
+    )
+    command.add_argument(
+        "--rows",
+        type=_row_counts,
+        default=[2, 3, 16, 64, 256],
+        metavar="N,N",
+        help="of a batch; default: 2,3,16,64,256",
+    )
+    command.set_defaults(run=batching)
+
+    command = commands.add_parser(
         "profile", parents=[measurer], help="show what a forward pass is made of", description=profile.__doc__
     )
+    command.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
     command.add_argument("--rows", type=_positive, default=64, metavar="N", help="default: 64")
     command.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs matplotlib)")
     command.add_argument("--trace", type=Path, metavar="FILE", help="write traces for Perfetto, one a backend")
