@@ -20,16 +20,23 @@ class Host(ls.LitServer):  # type: ignore[misc]
     def __init__(self, api: EngineAPI, **arguments: object) -> None:
         """Take what LitServe takes, with `api` as the only one."""
         super().__init__(api, **arguments)
+        self._warmed: set[int] = set()
         self._failures: dict[int, int] = {}  # starts in a row that came to nothing, by worker
         self._due_s: dict[int, float] = {}
 
     def launch_single_inference_worker(self, lit_api: EngineAPI, worker_id: int) -> BaseProcess:
-        """Return the worker started anew, or the ended one while it is not yet time: LitServe then asks again soon."""
+        """Return the worker started anew, or the ended one while it is not yet time: LitServe then asks again soon.
+
+        One that has never been warm is not started again: `Watch` ends the server with its reason.
+        """
         ended: BaseProcess = self.inference_workers[worker_id]
         path = lit_api.plan.socket(worker_id)
         if path.exists():  # it listened, so it was warm
             path.unlink()
+            self._warmed.add(worker_id)
             self._failures.pop(worker_id, None)
+        elif worker_id not in self._warmed:
+            return ended
         elif worker_id not in self._due_s:
             failures = self._failures[worker_id] = self._failures.get(worker_id, 0) + 1
             wait_s = delay_s(failures)
