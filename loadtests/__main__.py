@@ -11,6 +11,7 @@ COMMANDS = {
     "compare": "each backend under closed and open loop, in interleaved rounds, and the rate that each holds",
     "overhead": "one request at a time against a bare ASGI echo of the same bytes",
     "peers": "this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec under the same load",
+    "report": "the page and the charts of what a comparison left behind",
     "scenario": "a named load, held to an objective",
     "worker": "one more process that makes load, on this host or another",
 }
