@@ -1,20 +1,32 @@
-"""Writes the generated parts of the documents: `python -m docs.render`; with `--check`, says whether they are current.
+"""Writes what the documents show of results: `python -m docs.render`; with `--check`, says whether it is current.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A plot is a PNG file beside the JSON file of the
+same name that it shows, and holds the digest of that file.
 """
 
+import hashlib
 import itertools
 import json
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
+from loadtests.charts import overview
+from loadtests.drawing import LIGHT, Chart, image
+from loadtests.evidence import Evidence, read
+from loadtests.points import Point, held, number, p50_ms, p99_ms, request_of
+from loadtests.summary import knee_ratio, knees_of, summary
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/peers.md")
 RESULTS = ROOT / "docs/results"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+DIGEST = "Digest"  # the field of a PNG file
 
 
 def overhead() -> str:
@@ -88,6 +100,68 @@ def batching() -> str:
         f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
     ]
     return "\n".join(rows) + "\n"
+
+
+def compare() -> str:
+    """Render docs/results/compare.json, which `python -m loadtests compare` leaves behind."""
+    evidence = read(RESULTS / "compare.json")
+    base, conditions = next(iter(evidence.backends)), evidence.conditions
+    knees, shown = knees_of(evidence), held(evidence)
+    rows = [
+        f"![{compare_chart(evidence).alt}](docs/results/compare.png)",
+        "",
+        " ".join(summary(evidence)),
+        "",
+        f"| backend | holds, requests/s (rounds) | times {base} (extremes) | at | median | p99 |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, implementation in evidence.backends.items():
+        knee, ratio = knees.get(name), knee_ratio(evidence, name, base)
+        rates = ", ".join(number(rate) for rate in knee.rounds_per_s) if knee else ""
+        cells = [
+            f"{name} ({implementation})",
+            f"{number(knee.rate_per_s or 0)} ({rates})" if knee else "none",
+            "1" if name == base else f"{ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else "none",
+            *(latencies(shown[name]) if name in shown else ("none", "none", "none")),
+        ]
+        rows.append(f"| {' | '.join(cells)} |")
+    versions = ", ".join(f"{name} {conditions[name]}" for name in ("python", "torch", "litserve", "uvicorn"))
+    seconds = max((run.seconds for run in evidence.runs), default=0)
+    rounds = len({run.round for run in evidence.runs})
+    rows += [
+        "",
+        f"Model {evidence.model}, {request_of(evidence)}, {evidence.wire}; {rounds} interleaved rounds of up "
+        f"to {seconds:g} s, medians and extremes, latency from the intended start; {conditions['processor']}, "
+        f"{conditions['cores']} cores, shared with the load generator; {versions}; commit {conditions['commit']}. "
+        f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md tells how to read it.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def latencies(point: Point) -> tuple[str, str, str]:
+    """Return a load, and the median and the p99 under it with their extremes."""
+    spreads = [point.spread(figure) for figure in (p50_ms, p99_ms)]
+    p50, p99 = (
+        f"{number(each.median)} ms ({number(each.low)} to {number(each.high)})" if each else "none" for each in spreads
+    )
+    return str(point.load), p50, p99
+
+
+def compare_chart(evidence: Evidence) -> Chart:
+    """Return the chart of docs/results/compare.png.
+
+    Raises:
+        ValueError: the document has no run that can be drawn.
+    """
+    chart = overview(evidence)
+    if chart is None:
+        raise ValueError("docs/results/compare.json: expected runs of an open loop that were answered, got none")
+    return chart
+
+
+def compare_plot(digest: str) -> bytes:
+    """Draw docs/results/compare.json; the file's digest stands in the picture."""
+    return image(compare_chart(read(RESULTS / "compare.json")), LIGHT, "png", {DIGEST: digest})
 
 
 def request_path() -> str:
@@ -183,6 +257,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "peers": peers,
 }
+# Name to what draws docs/results/NAME.json, given the file's digest.
+PLOTS: dict[str, Callable[[str], bytes]] = {}
 
 
 def rendered(text: str) -> str:
@@ -190,19 +266,39 @@ def rendered(text: str) -> str:
     return PART.sub(lambda part: f"{part[1]}{PARTS[part[2]]()}{part[3]}", text)
 
 
+def digest_of(name: str) -> str:
+    """Return the digest of docs/results/NAME.json."""
+    return hashlib.sha256((RESULTS / f"{name}.json").read_bytes()).hexdigest()
+
+
+def is_drawn(name: str) -> bool:
+    """Return whether docs/results/NAME.png shows docs/results/NAME.json as it is now."""
+    path = RESULTS / f"{name}.png"
+    if not path.is_file():
+        return False
+    with Image.open(path) as picture:
+        return bool(picture.info.get(DIGEST) == digest_of(name))
+
+
 def main(arguments: list[str]) -> int:
-    """Write the parts, or check them; return the exit status."""
-    status = 0
+    """Write the parts and the plots, or check them; return the exit status."""
+    outdated = [RESULTS / f"{name}.png" for name in PLOTS if not is_drawn(name)]
+    if arguments != ["--check"]:
+        for path in outdated:
+            path.write_bytes(PLOTS[path.stem](digest_of(path.stem)))
     for document in DOCUMENTS:
         text = document.read_text()
         new = rendered(text)
         if arguments != ["--check"]:
             document.write_text(new)
         elif new != text:
-            name = document.relative_to(ROOT)
-            print(f"error: {name} and what it is generated from differ; run `make docs`", file=sys.stderr)
-            status = 1
-    return status
+            outdated.append(document)
+    if arguments != ["--check"]:
+        return 0
+    for path in outdated:
+        name = path.relative_to(ROOT)
+        print(f"error: {name} and what it is generated from differ; run `make docs`", file=sys.stderr)
+    return int(bool(outdated))
 
 
 if __name__ == "__main__":

@@ -7,9 +7,14 @@ from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
 from docs import render
+from loadtests.evidence import Evidence, Knee
+from loadtests.points import number
+from loadtests.summary import summary
 from service.errors import STATUS
+from tests.loadtests import made_evidence
 from tests.service.running_server import RunningServer
 
 ROOT = Path(__file__).parents[1]
@@ -31,6 +36,64 @@ def test_the_generated_parts_are_up_to_date(document: Path) -> None:
 def test_every_generated_part_stands_in_a_document() -> None:
     texts = [document.read_text() for document in render.DOCUMENTS]
     assert [name for text in texts for _, name, _ in render.PART.findall(text)] == list(render.PARTS)
+
+
+def test_every_plot_shows_the_results_as_they_are() -> None:
+    assert [name for name in render.PLOTS if not render.is_drawn(name)] == []
+
+
+@pytest.fixture
+def comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Evidence:
+    """A README and results of its own, generated from a made comparison."""
+    monkeypatch.setattr(render, "ROOT", tmp_path)
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    monkeypatch.setattr(render, "DOCUMENTS", (tmp_path / "README.md",))
+    monkeypatch.setattr(render, "PARTS", {"compare": render.compare})
+    monkeypatch.setattr(render, "PLOTS", {"compare": render.compare_plot})
+    evidence = made_evidence.compared()
+    evidence.write(tmp_path / "compare.json")
+    (tmp_path / "README.md").write_text("# Title\n\n<!-- generated: compare -->\n<!-- end -->\n\nMore.\n")
+    assert render.main(["--check"]) == 1
+    assert render.main([]) == 0
+    return evidence
+
+
+def test_the_comparison_under_load_is_a_plot_the_sentences_and_a_table(comparison: Evidence) -> None:
+    text = render.DOCUMENTS[0].read_text()
+    assert text.startswith("# Title\n\n<!-- generated: compare -->\n![Lines of 99th percentile latency")
+    assert text.endswith("<!-- end -->\n\nMore.\n")
+    assert "](docs/results/compare.png)\n" in text
+    assert " ".join(summary(comparison)) in text
+    for knee in comparison.knees:
+        rates = ", ".join(number(rate) for rate in knee.rounds_per_s)
+        name = f"{knee.backend} ({comparison.backends[knee.backend]})"
+        assert f"| {name} | {number(knee.rate_per_s or 0)} ({rates}) |" in text
+    assert f"commit {comparison.conditions['commit']}" in text
+    with Image.open(render.RESULTS / "compare.png") as picture:
+        assert picture.width == 1600
+
+
+def test_a_comparison_measured_anew_makes_readme_and_plot_outdated(
+    comparison: Evidence, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert render.main(["--check"]) == 0
+    comparison.knees[0] = Knee("eager", 300.0, 310.0, [300.0], None)
+    comparison.write(render.RESULTS / "compare.json")
+    assert render.main(["--check"]) == 1
+    said = capsys.readouterr().err
+    assert "error: README.md and" in said
+    assert "error: compare.png and" in said
+    assert render.main([]) == 0
+    assert render.main(["--check"]) == 0
+    (render.RESULTS / "compare.png").unlink()
+    assert render.main(["--check"]) == 1
+    assert "README.md" not in capsys.readouterr().err
+
+
+def test_a_comparison_that_cannot_be_drawn_is_refused(comparison: Evidence) -> None:
+    made_evidence.empty().write(render.RESULTS / "compare.json")
+    with pytest.raises(ValueError, match=r"compare\.json: expected runs of an open loop"):
+        render.main([])
 
 
 @pytest.mark.parametrize("code", STATUS)
