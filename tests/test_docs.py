@@ -1,8 +1,10 @@
 """What the documents say holds: figures, settings, error codes, commands."""
 
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -10,15 +12,19 @@ import pytest
 from PIL import Image
 
 from docs import render
+from loadtests.charts import USES
 from loadtests.evidence import Evidence, Knee
 from loadtests.points import number
-from loadtests.summary import summary
+from loadtests.summary import STEP, summary
 from service.errors import STATUS
+from service.settings import load
 from tests.loadtests import made_evidence
 from tests.service.running_server import RunningServer
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+BENCHMARKING = (ROOT / "docs/benchmarking.md").read_text()
+COMMANDS = [line for code in re.findall(r"```\n(.*?)```", BENCHMARKING, re.DOTALL) for line in code.splitlines()]
 
 
 def block(language: str, containing: str) -> str:
@@ -102,7 +108,9 @@ def test_every_error_code_stands_beside_its_status(code: str) -> None:
     assert str(STATUS[code]) in row.split("|")[1]
 
 
-@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.MULTILINE))))
+@pytest.mark.parametrize(
+    "target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README + BENCHMARKING, re.MULTILINE)))
+)
 def test_every_make_target_that_is_named_is_there(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
@@ -131,3 +139,41 @@ def test_the_readme_names_every_route(client: httpx.Client) -> None:
     routes = (line.split("|")[1] for line in README.splitlines() if line.startswith("| `"))
     shown = set(re.findall(r"/[\w{}/.]*", " ".join(routes)))
     assert set(client.get("/openapi.json").json()["paths"]) - shown == set()
+
+
+# Runs the command line up to where the chosen subcommand would start.
+PARSE = """
+import sys
+from importlib import import_module
+main = import_module(sys.argv[1] + ".__main__")
+if sys.argv[1] == "loadtests":
+    import_module("loadtests.commands." + sys.argv[2]).run = lambda options: 0
+    sys.exit(main.main(sys.argv[2:]))
+main._parser().parse_args(sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_of_the_benchmarking_page_is_one_that_is_there(line: str) -> None:
+    if line.startswith("make "):
+        (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
+        assert load(shlex.split(flags)).model == "out/mine"
+        return
+    python, dash, *arguments = shlex.split(line)
+    assert (python, dash) == (".venv/bin/python", "-m")
+    done = subprocess.run([sys.executable, "-c", PARSE, *arguments], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_benchmarking_page_tells_the_size_of_its_model(tmp_path: Path) -> None:
+    make, inspect = (shlex.split(line.replace("out/mine", str(tmp_path / "mine"))) for line in COMMANDS[:2])
+    for command in (make, inspect):
+        done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert f"{re.findall('([0-9,]{9,}) parameters', BENCHMARKING)[0]}\n" in done.stdout
+    assert f"{re.findall('([0-9,]{9,}) FLOPs a row', BENCHMARKING)[0]}\n" in done.stdout
+
+
+def test_the_benchmarking_page_has_the_limits_that_the_report_has() -> None:
+    text = " ".join(BENCHMARKING.split())
+    assert re.findall(r"finer than the (\d+)%", text) == [f"{100 * STEP:g}"]
+    assert re.findall(r"Past (\d+)% of a core", text) == [f"{use.limit:g}" for use in USES if use.limit]
