@@ -11,6 +11,7 @@ from loadtests.conditions import conditions
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Evidence, Run
 from loadtests.expected import WrongAnswerError
+from loadtests.report import write_report
 
 DOCUMENT = "compare.json"
 WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             evidence.ended_early, status = "interrupted", INTERRUPTED
         evidence.write(path)
-        written = [path, *ready.generator.write_statistics(options.out)]
+        written = [path, *ready.generator.write_statistics(options.out), *write_report(evidence, options.out)]
     say(evidence)
     for file in written:
         print(file)
