@@ -235,11 +235,14 @@ def under_load(port: int, connections: int, seconds: int, loaded: Exchange, chec
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(CHECK_EVERY_S) and not faults:
+        while True:
             try:
                 check("under", checked)
             except PeerError as error:
                 faults.append(error)
+                return
+            if ended.wait(CHECK_EVERY_S):
+                return
 
     watcher = threading.Thread(target=watch)
     watcher.start()
