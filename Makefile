@@ -70,7 +70,7 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@$(BIN)/python -m models batching geglu-768 --json docs/results/batch-difference.json
 	@$(BIN)/python -m docs.render
 
-peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, about an hour, and renew docs/peers.md; needs wrk.
+peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, 40 minutes, and renew docs/peers.md; needs wrk.
 	@$(BIN)/python -m loadtests peers --json docs/results/peers.json $(ARGS); status=$$?; $(BIN)/python -m docs.render && exit $$status
 
 gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch, triton, numpy and safetensors alone.

@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import http.server
 import json
 import os
@@ -92,6 +93,12 @@ def test_the_page_tells_figures_ratios_losses_and_failures(tmp_path: Path) -> No
     assert "- bentoml, digits, json, connections 8: round 1: it died" in text
     assert "Medians of 2 rounds of 5 s, 1 row a request, backend `fused`, 2 threads; a CPU, 2 cores" in text
     assert text.endswith("Not whole: interrupted.\n")
+
+
+def test_the_page_says_where_the_generator_was_the_limit() -> None:
+    busy = cell(OURS, 100, 200)
+    busy.loads[1] = dataclasses.replace(load(200), generator_cpu=0.9)
+    assert render.peers_cell(busy.document(None)) == "150/s; 1, 3 ms; wrk was the limit"
 
 
 def test_other_outputs_than_the_expected_are_a_wrong_answer() -> None:
