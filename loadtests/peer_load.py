@@ -218,6 +218,8 @@ def answers(exchange: Exchange, port: int) -> bool:
 def under_load(port: int, connections: int, seconds: int, loaded: Exchange, checked: Exchange) -> Load:
     """Load a server after a second of warm-up; check its answers before, while it is loaded, and after.
 
+    The check before the load comes after the warm-up, and waits until what that left in the server's queue is done.
+
     Raises:
         PeerError: a wrong answer, or none.
         LoadError: an error reply, a broken connection, or wrk itself failed.
@@ -229,8 +231,8 @@ def under_load(port: int, connections: int, seconds: int, loaded: Exchange, chec
         except (PeerError, OSError, http.client.HTTPException) as error:
             raise PeerError(f"{when} the load: {error}") from error
 
-    check("before", loaded)
     load(port, loaded.path, loaded.headers, loaded.body, connections, WARM_UP_S)
+    check("before", loaded)
     faults: list[PeerError] = []
     ended = threading.Event()
 
