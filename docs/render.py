@@ -242,7 +242,8 @@ def peers_cell(cell: dict[str, Any]) -> str:
     if cell["requests_per_s"] is None:
         return "failed" if cell["failure"] else "no such wire" if not cell["is_supported"] else "—"
     rate, p50, p99 = (cell[name]["median"] for name in ("requests_per_s", "p50_ms", "p99_ms"))
-    shown = f"{rate:,.0f}/s; {p50:.3g}, {p99:.3g} ms" + ("; wrk was the limit" if cell["generator_cpu"] > 0.8 else "")
+    times = ", ".join(f"{time:,.0f}" if time >= 100 else f"{time:.3g}" for time in (p50, p99))
+    shown = f"{rate:,.0f}/s; {times} ms" + ("; wrk was the limit" if cell["generator_cpu"] > 0.8 else "")
     if cell["ratio"] is None or cell["server"] == "ours":
         return shown
     ratio = cell["ratio"]

@@ -161,8 +161,8 @@ def threads() -> int:
 
 SERVERS: dict[str, Server] = {
     OURS: Server("this server", "litserve", sys.executable, "service"),
-    "litserve": Server("LitServe, stock", "litserve", sys.executable, "loadtests.peers.litserve_stock"),
-    "fastapi": Server("FastAPI, model in process", "fastapi", sys.executable, "loadtests.peers.fastapi_in_process"),
+    "litserve": Server("stock LitServe", "litserve", sys.executable, "loadtests.peers.litserve_stock"),
+    "fastapi": Server("FastAPI in process", "fastapi", sys.executable, "loadtests.peers.fastapi_in_process"),
     "bentoml": Server(
         "BentoML",
         "bentoml",

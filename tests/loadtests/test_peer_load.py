@@ -264,7 +264,7 @@ def test_a_comparison_writes_figures_conditions_and_ratios(tmp_path: Path) -> No
     )
     assert {each["server"] for each in document["peers"]["starts"]} == {"ours", "litserve"}
     assert all(each["memory_mib"]["median"] > 10 for each in document["peers"]["starts"])
-    assert document["conditions"]["servers"]["litserve"].startswith("LitServe, stock 0.")
+    assert document["conditions"]["servers"]["litserve"].startswith("stock LitServe 0.")
     assert {"processor", "cores", "commit", "wrk", "backend", "threads"} <= set(document["conditions"])
     assert document["ended_early"] is None
     assert "ours / theirs" in done.stdout
