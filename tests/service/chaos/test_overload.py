@@ -86,7 +86,7 @@ def test_large_json_replies_do_not_keep_small_requests_waiting_behind_all_of_the
     order = beginnings(server, large=12)
     first, last = order.index("large"), len(order) - 1 - order[::-1].index("large")
     assert order.count("large") == 12
-    assert order[first:last].count("probe") >= 4
+    assert order[first:last].count("probe") >= 2
     assert server.stop() == 0
 
 
