@@ -27,6 +27,7 @@ MAX_HEAD_BYTES = 64 << 10
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
+UNREAD_S = 2.0  # how long a client may leave its reply unread once the server stops
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -90,14 +91,17 @@ class Protocol(HttpToolsProtocol):
 
     def _watch(self) -> None:
         """Close what has been quiet, or too slow, for too long; one timer a connection looks every few seconds."""
-        self._timer = self.loop.call_later(min(WATCH_S, self.keep_alive_s, self.receive_timeout_s), self._watch)
+        is_ending = self.inference.dispatcher.state.is_draining
+        patience_s = min(UNREAD_S if is_ending else self.keep_alive_s, self.keep_alive_s)
+        interval_s = min(WATCH_S, patience_s, self.receive_timeout_s)
+        self._timer = self.loop.call_later(interval_s, self._watch)
         now_s = self.loop.time()
         unsent_bytes = self._raw.get_write_buffer_size()
         if unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since_s = unsent_bytes, now_s
         is_busy = self.cycle is not None and not self.cycle.response_complete
         if unsent_bytes:
-            if now_s >= self._unsent_since_s + self.keep_alive_s:  # a client that does not read its reply
+            if now_s >= self._unsent_since_s + patience_s:  # a client that does not read its reply
                 self._raw.abort()
         elif self._raw.is_closing() or self.flow.read_paused:  # what is late then is not late by the client's doing
             return
@@ -319,6 +323,9 @@ class Protocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End the connection, now or after the reply; a request that has not arrived whole is not waited for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._watch()
         whole = [cycle for cycle in self._cycles if not cycle.response_complete and not cycle.more_body]
         if whole:
             whole[-1].keep_alive = False

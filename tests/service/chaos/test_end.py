@@ -1,7 +1,10 @@
 """The end under load, with several workers and HTTP processes."""
 
+import contextlib
 import json
 import re
+import select
+import socket
 import tempfile
 import threading
 from collections import Counter
@@ -62,6 +65,36 @@ def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(
         assert [pid for pid in processes if is_alive(pid)] == []
         assert list(Path(place).iterdir()) == []
         assert not server.is_listening()
+
+
+def test_a_client_that_does_not_read_is_let_go_before_what_waits_is_given_up(start: Start) -> None:
+    server = start("--backends", "eager", "--max-queue-rows", "100000").wait_ready()
+    body = json.dumps({"inputs": [[1] * 64] * 1024}).encode()
+    sent = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    good = json.dumps({"inputs": [1] * 64}).encode()
+    waiting = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(good), good)
+    with contextlib.ExitStack() as opened:
+        deaf, patient = (
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=1)) for _ in range(2)
+        )
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with contextlib.suppress(TimeoutError):
+            while True:  # until the server lets no more in
+                deaf.sendall(sent)
+        server.wait_until(lambda: server.metric("mlp_queue_rows") == 0)
+        with server.stopped("worker"):
+            accepted = server.accepted()
+            patient.sendall(waiting)
+            server.wait_until(lambda: server.accepted() == accepted + 1)
+            server.process.terminate()
+            both = select.poll()
+            both.register(deaf, 0)  # its end alone
+            both.register(patient, select.POLLIN)
+            ((first, _),) = both.poll(60_000)
+            assert first == deaf.fileno()
+            patient.settimeout(60)
+            assert b'"draining"' in patient.recv(65536)
+    assert server.wait_exit() == 0
 
 
 def test_the_sockets_directory_has_another_name_each_time(start: Start, tiny_model: Path) -> None:
