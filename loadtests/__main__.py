@@ -18,7 +18,11 @@ COMMANDS = {
 
 
 def main(arguments: list[str]) -> int:
-    """Run one subcommand, `loadtests/commands/NAME.py`; return its status, or 2 with a line on stderr."""
+    """Run one subcommand, `loadtests/commands/NAME.py`.
+
+    Returns:
+        Its status; with a line on stderr 2 where it could not be run, and 130 where it was interrupted.
+    """
     parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__)
     commands = parser.add_subparsers(required=True, dest="command")
     parsers = {name: commands.add_parser(name, help=line, description=line) for name, line in COMMANDS.items()}
@@ -32,6 +36,9 @@ def main(arguments: list[str]) -> int:
     except (OSError, LoadTestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -38,6 +38,12 @@ class Plan:
     warm_up_s: float
     max_in_flight: int
 
+    def least_s(self, backends: int) -> float:
+        """Return the least that it can take: what is known beforehand, and two steps a round of the search."""
+        rates = len(SHARES) + len(BEYOND) if self.rates_per_s is None else len(self.rates_per_s)
+        runs = len(self.users) + rates + 2 * self.has_knee
+        return self.rounds * runs * backends * (self.warm_up_s + self.seconds)
+
 
 class Comparison:
     """Carries out a plan, and adds to the evidence as it goes."""

@@ -22,7 +22,7 @@ from loadtests.target import ANSWER_LIMIT_S, Target
 
 CONNECT_LIMIT_S = 60.0
 END_LIMIT_S = 10.0
-GRACE_S = ANSWER_LIMIT_S + 10.0  # what a load may take beyond its seconds
+GRACE_S = 2 * ANSWER_LIMIT_S + 10.0  # what a load may take beyond its seconds
 
 
 class GeneratorError(LoadTestError):

@@ -89,6 +89,8 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
             f"off, or without the headers {', '.join(STAGE_HEADERS)} and x-batch-rows, as a server of another version "
             "answers"
         )
+    if load.loop != "open" and not whole.sent:
+        return f"{what}: no reply came in the {load.seconds:g} s that were measured; give it more --seconds"
     if whole.sent and not whole.answered:
         return f"{what}: no request was answered with 200: {codes}"
     return None

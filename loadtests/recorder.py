@@ -58,6 +58,12 @@ class Recorder:
             self.tallies[kind].errors["unsent"] += 1
             self.tallies[kind].lates_ms.append((time.perf_counter() - due_s) * 1e3)
 
+    def lost(self, kind: int, due_s: float) -> None:
+        """Count a request that was sent, and whose reply is not waited for any longer."""
+        if self._start_s <= due_s < self._end_s:
+            self.tallies[kind].sent += 1
+            self.tallies[kind].errors["no_answer"] += 1
+
     def _keep(self, tally: Tally, payload: int, outcome: Outcome) -> None:
         """Keep the first reply and then ever fewer, so that the whole of the load is sampled; bounded in bytes."""
         if tally.answered % self._sample_every or self._sample_bytes > SAMPLE_BYTES:

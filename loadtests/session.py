@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from loadtests.connection import headers_of, status_of
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
@@ -118,6 +120,10 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
     backends = names(options.backends)
     if not backends:
         raise LoadTestError("--backends: expected at least one name")
+    if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
+        raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")
+    if options.remote_workers and options.url is None:
+        raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
     with ExitStack() as stack:
         if options.url is None:
             model, pid = served_name(options.model), None

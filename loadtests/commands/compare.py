@@ -79,6 +79,7 @@ def run(options: argparse.Namespace) -> int:
             warm_up_s=options.warm_up_s,
             max_in_flight=options.max_in_flight,
         )
+        print(f"this takes {plan.least_s(len(ready.backends)) / 60:.1f} minutes at the least", file=sys.stderr)
         try:
             Comparison(ready.measurement, evidence, plan).run()
         except WrongAnswerError as error:

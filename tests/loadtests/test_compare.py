@@ -149,17 +149,35 @@ def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server:
     assert run.sent + run.errors.get("unsent", 0) > 500
 
 
+def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: RunningServer, tmp_path: Path) -> None:
+    flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
+    with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "2", "--warm-up-s", "0.1") as process:
+        time.sleep(0.5)  # the open loop is under way
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.6)
+        process.send_signal(signal.SIGCONT)
+        output, errors = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0, errors
+    run = read(tmp_path / "compare.json").runs[-1]
+    assert run.loop == "open"
+    assert run.latency_ms is not None
+    assert run.latency_ms.max > 300
+    assert "1% of the requests left more than" in str(run.invalid)
+    assert "1 of 2 runs say nothing about the server" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--backends", "fused,nope"), "--backends: the server has eager, compiled, fused ready, not nope"),
         (("nope",), "no model 'nope' here"),
         (("--rows", "5000"), "backend eager, 5000 rows: 413 too_large"),
+        (("--server-pid", "99999999"), "--server-pid: there is no process 99999999"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
         (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
         (("--rates", "10,-1"), "--rates: expected a number above 0, got '-1'"),
     ],
-    ids=["backend", "model", "rows", "url", "users", "rates"],
+    ids=["backend", "model", "rows", "pid", "url", "users", "rates"],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str
