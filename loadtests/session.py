@@ -132,7 +132,8 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
             server = stack.enter_context(ServerProcess.service(*flags))
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
-            (host, port), model, pid = address(options.url), options.model, options.server_pid
+            (host, port), pid = address(options.url), options.server_pid
+            model = served_name(options.model) if Path(options.model).is_dir() else options.model
         target, ready = inspect(host, port, model, options.wire, options.seed, options.key)
         wanted = chosen(backends, ready)
         chosen([REFERENCE], ready)  # the expected rows come from it

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtests.evidence import Evidence, read
+from loadtests.evidence import Evidence, Run, read
 from tests.loadtests.tampering_proxy import tampering_proxy
 from tests.service.running_server import ROOT, RunningServer, Start, free_port
 
@@ -42,6 +42,10 @@ def compare(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=LIMIT_S,
     )
+
+
+def due(run: Run) -> int:
+    return run.sent + run.errors.get("unsent", 0)
 
 
 @contextmanager
@@ -89,7 +93,8 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
         assert run.latency_ms is not None
         assert run.stages_ms is not None
         assert run.answered > 0
-        assert (run.errors, run.wrong) == ({}, 0)
+        assert run.wrong == 0
+        assert run.errors.keys() <= {"unsent"}  # which a busy host may bring
         assert run.checked > 0
         assert sum(count for _, count in run.histogram) == run.answered == sum(run.batch_rows.values())
         assert run.latency_ms.p50 <= run.latency_ms.p99 <= run.latency_ms.max
@@ -100,8 +105,9 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
         assert run.server_cpu is not None
         assert (run.first_ms or 0) > 0
     pairs = zip(evidence.runs[::2], evidence.runs[1::2], strict=True)
-    assert all(a.sent == b.sent for a, b in pairs if a.loop == "open")
-    assert {path.name for path in tmp_path.iterdir()} > {"locust.html", "locust_stats.csv", "locust_failures.csv"}
+    assert all(due(a) == due(b) > 0 for a, b in pairs if a.loop == "open")
+    files = {"locust.html", "locust_stats.csv", "locust_failures.csv"}
+    assert {path.name for path in tmp_path.iterdir()} > files
     assert "100/s" in (tmp_path / "locust_stats.csv").read_text()
 
 
@@ -128,7 +134,8 @@ def test_several_processes_share_the_load_and_their_counts_add_up(server: Runnin
     assert evidence.conditions["processes"] == 2
     assert len(evidence.runs) == 2
     for run in evidence.runs:
-        assert run.sent == run.answered > 0
+        assert due(run) - run.answered == run.errors.get("unsent", 0)
+        assert run.answered > 0
         assert run.server_cpu is None  # nobody said which process it is
 
 
@@ -146,7 +153,7 @@ def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server:
     assert run.latency_ms.max > 300
     delayed = sum(count for bound, count in run.histogram if bound > 100)
     assert delayed > 30  # of the 120 that were due in 0.6 s; a closed loop would count one a user
-    assert run.sent + run.errors.get("unsent", 0) > 500
+    assert due(run) > 500
 
 
 def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: RunningServer, tmp_path: Path) -> None:
