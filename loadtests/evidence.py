@@ -12,6 +12,7 @@ from typing import Any
 from loadtests.errors import LoadTestError
 
 VERSION = 1
+DOCUMENT = "compare.json"  # what its file is called
 
 
 @dataclass(frozen=True, slots=True)

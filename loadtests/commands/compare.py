@@ -9,11 +9,10 @@ from loadtests import session
 from loadtests.comparison import Comparison, Plan
 from loadtests.conditions import conditions
 from loadtests.errors import LoadTestError
-from loadtests.evidence import Evidence, Run
+from loadtests.evidence import DOCUMENT, Evidence, Run
 from loadtests.expected import WrongAnswerError
 from loadtests.report import write_report
 
-DOCUMENT = "compare.json"
 WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
 
 

@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-from loadtests.evidence import read
+from loadtests.evidence import DOCUMENT, EvidenceError, read
 from loadtests.report import write_report
-
-DOCUMENT = "compare.json"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +17,14 @@ def run(options: argparse.Namespace) -> int:
     """Read the document, write the report, and print where it is.
 
     Raises:
-        EvidenceError: there is no such document.
+        EvidenceError: there is no such document, or it has a run of a backend that it does not name.
         OSError: the directory cannot be made or written to.
     """
     path = options.source / DOCUMENT if options.source.is_dir() else options.source
-    page, *_ = write_report(read(path), options.out or path.parent)
+    evidence = read(path)
+    unnamed = sorted({run.backend for run in evidence.runs} - evidence.backends.keys())
+    if unnamed or not evidence.backends:
+        raise EvidenceError(f"{path}: expected runs of the backends {list(evidence.backends)}, got one of {unnamed}")
+    page, *_ = write_report(evidence, options.out or path.parent)
     print(page)
     return 0

@@ -190,6 +190,14 @@ def test_the_command_says_what_it_cannot_read(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_the_command_refuses_runs_of_a_backend_that_is_not_named(tmp_path: Path) -> None:
+    evidence = made_evidence.compared(rounds=1)
+    made_evidence.written(replace(evidence, backends={"eager": "torch"}), tmp_path)
+    done = run(str(tmp_path))
+    assert done.returncode == 2
+    assert "expected runs of the backends ['eager'], got one of ['compiled', 'fused']" in done.stderr
+
+
 def test_the_command_says_where_it_cannot_write(tmp_path: Path) -> None:
     document = made_evidence.written(made_evidence.empty(), tmp_path)
     (tmp_path / "file").touch()
