@@ -95,8 +95,8 @@ def batching() -> str:
     rows += [
         "",
         "Largest absolute differences, and largest relative to the row's largest output, of "
-        f"{compared[0]['rows']} rows in batches of each of {sizes_shown}; model {conditions['model']['name']}; "
-        f"{conditions['processor']}, {conditions['threads']} threads; "
+        f"{compared[0]['rows']} rows at two places each in batches of {sizes_shown}; model "
+        f"{conditions['model']['name']}; {conditions['processor']}, {conditions['threads']} threads; "
         f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
     ]
     return "\n".join(rows) + "\n"

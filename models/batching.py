@@ -19,6 +19,8 @@ from models.bench import require_available
 from models.engine import Engine
 from models.errors import InputError
 
+ROWS = 64  # compared at every batch size; each has as many numbers as the model is wide
+
 
 class Difference(NamedTuple):
     """The largest difference of any number, and the largest relative to the largest exact number of its row."""
@@ -65,7 +67,7 @@ def batching(
 
     Args:
         engine: eager among its backends, none unavailable.
-        batch_sizes: rows of a batch, each at least 2; as many rows as the largest has are compared at every size.
+        batch_sizes: rows of a batch, each at least 2; a batch of more than `ROWS` is filled up with others.
         progress: told the backends done, all backends, and which one is being compared.
 
     Raises:
@@ -77,9 +79,10 @@ def batching(
     if "eager" not in engine.backends:
         raise InputError(f"backends: expected eager among them, which sets the bound, got {', '.join(engine.backends)}")
     require_available(engine)
-    count = max(batch_sizes)
     generator = torch.Generator().manual_seed(0)
-    rows = torch.randn(count, engine.config.width_in, generator=generator).to(engine.device, engine.dtype)
+    drawn = torch.randn(max(ROWS, *batch_sizes), engine.config.width_in, generator=generator)
+    drawn = drawn.to(engine.device, engine.dtype)
+    rows = drawn[:ROWS]
     with torch.inference_mode():
         exact = copy.deepcopy(engine.runner("eager").model).double()(rows.double())
     eager = _in_batches(engine, rows, "eager", 1)
@@ -90,8 +93,9 @@ def batching(
             progress(done, len(engine.backends), name)
         alone = eager if name == "eager" else _in_batches(engine, rows, name, 1)
         for size in batch_sizes:
-            forward = _in_batches(engine, rows, name, size)
-            backward = _in_batches(engine, rows.flip(0), name, size).flip(0)
+            filled = drawn[: max(ROWS, size)]
+            forward = _in_batches(engine, filled, name, size)[:ROWS]
+            backward = _in_batches(engine, filled.flip(0), name, size).flip(0)[:ROWS]
             results = (alone, forward, backward)
             faults = (disagreement(each, eager, exact, roundings=products) for each in results)
             found.append(
@@ -100,7 +104,7 @@ def batching(
                     implementation=str(status.implementation),
                     dtype=str(engine.dtype).removeprefix("torch."),
                     batch_rows=size,
-                    rows=2 * count,
+                    rows=ROWS,
                     alone_from_exact=_difference(alone, exact, exact),
                     batched_from_exact=_larger(*(_difference(each, exact, exact) for each in (forward, backward))),
                     batched_from_alone=_larger(*(_difference(each, alone, exact) for each in (forward, backward))),

@@ -18,7 +18,7 @@ from models.errors import BackendUnavailableError, InputError
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
 
-SIZES = [2, 3, 17, 64]
+SIZES = [2, 3, 17, 64, 100]
 WIDTHS = {"in_features": 57, "out_features": 83, "dim": 72, "hidden": 121}
 Make = Callable[..., Engine]
 Spoil = Callable[[Tensor], Tensor]
@@ -47,7 +47,7 @@ def spoilt(engine: Engine, backend: str, spoil: Spoil) -> list[Comparison]:
 def test_a_row_gives_the_same_answer_alone_and_in_any_batch(make: Make, backend: str, dtype: str) -> None:
     found = [each for each in batching(make("eager", backend, dtype=dtype), SIZES) if each.backend == backend]
     assert [(each.batch_rows, each.rows, each.dtype, each.fault) for each in found] == [
-        (size, 128, dtype, None) for size in SIZES
+        (size, 64, dtype, None) for size in SIZES
     ]
     for each in found:
         errors = each.alone_from_exact.absolute + each.batched_from_exact.absolute
@@ -90,7 +90,7 @@ def test_the_differences_are_the_largest_and_those_relative_to_the_row(make: Mak
             result[5, 7] += 3.0
         return result
 
-    found = spoilt(engine, "eager", one_number)[-1]
+    (found,) = [each for each in spoilt(engine, "eager", one_number) if each.batch_rows == 64]
     assert found.alone_from_exact == clean.alone_from_exact
     assert found.batched_from_alone.absolute == pytest.approx(3.0, rel=1e-4)
     assert found.batched_from_exact.absolute == pytest.approx(3.0, rel=1e-4)
