@@ -1,5 +1,6 @@
 """What the documents say holds: figures, settings, error codes, commands."""
 
+import json
 import re
 import shlex
 import shutil
@@ -100,6 +101,14 @@ def test_a_comparison_that_cannot_be_drawn_is_refused(comparison: Evidence) -> N
     made_evidence.empty().write(render.RESULTS / "compare.json")
     with pytest.raises(ValueError, match=r"compare\.json: expected runs of an open loop"):
         render.main([])
+
+
+def test_what_is_published_of_batches_is_every_backend_within_the_bound() -> None:
+    compared = json.loads((render.RESULTS / "batch-difference.json").read_text())["batching"]
+    assert {(each["dtype"], each["backend"]) for each in compared} == {
+        (dtype, backend) for dtype in ("float32", "bfloat16") for backend in ("eager", "compiled", "fused")
+    }
+    assert [each["fault"] for each in compared if each["fault"]] == []
 
 
 @pytest.mark.parametrize("code", STATUS)
