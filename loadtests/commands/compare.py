@@ -40,7 +40,7 @@ def numbers(parse: Any) -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, write all that was measured, and say what the backends hold.
+    """Compare, write all that was measured and its report, and say what the backends hold.
 
     Raises:
         LoadTestError, OSError: nothing could be measured.
@@ -88,7 +88,8 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             evidence.ended_early, status = "interrupted", INTERRUPTED
         evidence.write(path)
-        written = [path, *ready.generator.write_statistics(options.out), *write_report(evidence, options.out)]
+        written = [path, *ready.generator.write_statistics(options.out)]
+    written += write_report(evidence, options.out)
     say(evidence)
     for file in written:
         print(file)

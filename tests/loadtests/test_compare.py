@@ -106,7 +106,7 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
         assert (run.first_ms or 0) > 0
     pairs = zip(evidence.runs[::2], evidence.runs[1::2], strict=True)
     assert all(due(a) == due(b) > 0 for a, b in pairs if a.loop == "open")
-    files = {"locust.html", "locust_stats.csv", "locust_failures.csv"}
+    files = {"locust.html", "locust_stats.csv", "locust_failures.csv", "report.html"}
     assert {path.name for path in tmp_path.iterdir()} > files
     assert "100/s" in (tmp_path / "locust_stats.csv").read_text()
 
@@ -244,6 +244,7 @@ def interrupted(process: subprocess.Popen[str], number: signal.Signals, path: Pa
     evidence = read(path)
     assert evidence.ended_early == "interrupted"
     assert evidence.runs
+    assert path.with_name("report.html").exists()
 
 
 def test_an_interrupt_keeps_what_ran_and_ends_every_process(tiny_model: Path, tmp_path: Path) -> None:
