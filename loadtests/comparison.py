@@ -23,6 +23,7 @@ HELD_SHARE = 0.99  # of what was due, answered within the objective: then the p9
 FIRST_SHARE = 0.6  # of what the closed loop reached: tried first
 FEWEST_REQUESTS = 200  # in a step of the search, so that a p99 means something
 LONGEST_STEP = 4  # times the seconds of other runs
+MOST_REPEATS = 3  # of a step in which the generator was the bottleneck
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +97,12 @@ class Comparison:
         return {each.backend: each.rate_per_s or reached[each.backend] for each in self._evidence.knees}
 
     def _try(self, backend: str, search: Search, number: int) -> None:
-        """Try a rate; once more where it failed and the generator was the bottleneck, perhaps by the host's doing.
+        """Try a rate; again where it failed and the generator was the bottleneck, perhaps by the host's doing.
 
         A rate that holds although the generator was late holds all the more.
         """
         seconds = min(max(self._plan.seconds, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * self._plan.seconds)
-        for _ in range(2):
+        for _ in range(MOST_REPEATS):
             run = self._measure(self._arrivals(backend, search.rate_per_s, number, seconds), number)
             if run.invalid is None or has_held(run):
                 search.tell(has_held(run))
