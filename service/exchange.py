@@ -117,6 +117,11 @@ class Exchange:
         if value and self._ticket is not None:
             self._ticket.abandon()
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether its worker has no other request of this process."""
+        return self._ticket is not None and self._ticket.link.requests == 1
+
     def feed(self, data: bytes) -> None:
         """Take a part of the body; that of a request which is refused by its head is dropped."""
         if self._refusal is None:

@@ -68,23 +68,28 @@ class Metrics(Collector):
         self._in_flight = stretch(1)
         self._abandoned = stretch(1)
         self._histograms = {(h.name, b): stretch(h.words) for h in HISTOGRAMS for b in range(len(backends))}
-        self._stretches = [
-            [(h.bounds, self._histograms[h.name, b], h.words) for h in HISTOGRAMS] for b in range(len(backends))
-        ]
         self._size = next(words)
         # One word of all processes' comes first (worker restarts), and one byte for each process's claim at the end.
         self._memory = mmap.mmap(-1, (1 + processes * self._size) * _WORD_BYTES + processes)
         self._view = memoryview(self._memory)[: (1 + processes * self._size) * _WORD_BYTES].cast("d")
-        self._base = 1
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
         self._status_index = {status: index for index, status in enumerate(STATUSES)}
         self._code_index = {code: index for index, code in enumerate(CODES)}
         self._backend_index = {name: index for index, name in enumerate((*self._backends, NO_BACKEND))}
+        self.claim(0)
 
     def claim(self, process: int) -> None:
         """Count into the stretch of the HTTP process number `process` from now on."""
         self._base = 1 + process * self._size
+        self._words: list[
+            list[tuple[Sequence[float], int, int]]
+        ] = []  # of each backend's histograms: the bounds, the first bucket, the sum
+        for index in range(len(self._backends)):
+            starts = [self._base + self._histograms[each.name, index] for each in HISTOGRAMS]
+            self._words.append(
+                [(each.bounds, start, start + each.words - 1) for each, start in zip(HISTOGRAMS, starts, strict=True)]
+            )
 
     def answered(
         self, backend: str, seconds: float, queue_seconds: float, compute_seconds: float, batch_rows: int
@@ -94,10 +99,9 @@ class Metrics(Collector):
         view = self._view
         view[self._base + self._requests + index * len(STATUSES)] += 1  # 200 is the first status
         values = (seconds, queue_seconds, compute_seconds, batch_rows)
-        for (bounds, offset, size), value in zip(self._stretches[index], values, strict=True):
-            start = self._base + offset
-            view[start + bisect_left(bounds, value)] += 1
-            view[start + size - 1] += value
+        for (bounds, first, total), value in zip(self._words[index], values, strict=True):
+            view[first + bisect_left(bounds, value)] += 1
+            view[total] += value
 
     def refused(self, backend: str | None, code: str) -> None:
         """Count a request that was answered with an error; `backend` is the one it was for, as far as known."""

@@ -278,6 +278,7 @@ class Protocol(HttpToolsProtocol):
         except Exception:  # the parser would call it the client's fault
             log.exception("a request could not be answered")
             self._raw.abort()
+        self.poller.streak.add(exchange.is_alone)
         self.poller.attend()
 
     def write_reply(self, reply: Reply, request_id: bytes, keep_alive: bool) -> None:
@@ -310,7 +311,10 @@ class Protocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the pipelined request that waits, or expect the next one."""
         self.server_state.total_requests += 1
-        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
+        if len(self._cycles) == 1 and self._cycles[0].response_complete:
+            self._cycles.clear()
+        else:
+            self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete]
         if self._raw.is_closing():
             return
         self._since_s = self.loop.time()  # of the next request, or of what is left of it

@@ -24,6 +24,8 @@ Model = TypeVar("Model", bound=BaseModel)
 NUMBERS = frozenset({int, float})
 MAX_ID_CHARACTERS = 256
 MAX_DIMENSIONS = 16
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+FEW_NUMBERS = 1024  # up to which Python's own arithmetic is as quick as numpy's
 JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
 NESTED_NUMBERS = {
     "type": "array",
@@ -244,11 +246,29 @@ def _usual_rows(inputs: Any, width: int, max_rows: int) -> Rows | None:
     flat: list[Any] = inputs[0] if len(inputs) == 1 else list(itertools.chain.from_iterable(inputs))
     if not {*map(type, flat)} <= NUMBERS:
         return None
+    if len(flat) > FEW_NUMBERS:
+        return _many(flat, width)
     try:
-        rows = np.frombuffer(array("f", flat), dtype=np.float32)  # array makes infinity of 1e39 without a warning
+        is_in_range = (
+            math.hypot(*flat) <= MAX_FLOAT32
+        )  # no number is larger than this, nor is their array then infinite
     except OverflowError:  # an integer beyond a double
         return None
+    return np.array(flat, dtype=np.float32).reshape(-1, width) if is_in_range else None
+
+
+def _many(flat: list[Any], width: int) -> Rows | None:
+    try:
+        rows = np.frombuffer(array("f", flat), dtype=np.float32)  # array makes infinity of 1e39 without a warning
+    except OverflowError:
+        return None
     return rows.reshape(-1, width) if np.isfinite(rows).all() else None
+
+
+def _are_finite(rows: Rows) -> bool:
+    if rows.size <= FEW_NUMBERS:
+        return math.isfinite(sum(rows.reshape(-1).tolist()))  # of float32 in float64, which holds any such sum
+    return bool(np.isfinite(rows).all())
 
 
 def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[int]:
@@ -307,7 +327,7 @@ def require_finite(outputs: Rows) -> None:
     Raises:
         NonFiniteOutputError: NaN or infinity among the outputs.
     """
-    if not np.isfinite(outputs).all():
+    if not _are_finite(outputs):
         bad = np.flatnonzero(~np.isfinite(outputs).all(axis=-1))
         raise NonFiniteOutputError(
             f"the result holds NaN or infinity in {len(bad)} of {len(outputs)} rows, the first being row {bad[0]}, "

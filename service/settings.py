@@ -103,7 +103,10 @@ class Settings(BaseSettings):
     )
     api_servers: int = Field(1, ge=1, le=64, description="HTTP processes")
     spin_us: int = Field(
-        200, ge=0, le=10_000, description="how long a process looks for more work before it sleeps; 0 spares CPU time"
+        200,
+        ge=0,
+        le=10_000,
+        description="how long a process looks for a lone caller's next request before it sleeps; 0 spares CPU time",
     )
     log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
     log_requests: bool = Field(False, description="write a line for each inference request")

@@ -28,6 +28,7 @@ from service import logs
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of, without_paths
 from service.heap import freeze_heap
+from service.polling import Streak
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
 from service.wire import Decoder, Kind, header
@@ -176,6 +177,7 @@ class WorkerServer:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
+        self._streak = Streak()
         self._listener = listener
         self._run = run
         self._backends = backends
@@ -219,10 +221,12 @@ class WorkerServer:
         self._compute_next()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready: at once if requests wait, else soon by looking again and again, else by sleeping."""
+        """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
         ready = self._selector.select(0)
         if ready or len(self._batcher):
             return ready
+        if not self._streak.is_long:
+            return self._selector.select(None)
         limit_ns = time.monotonic_ns() + self._spin_ns
         while not ready and time.monotonic_ns() < limit_ns:
             os.sched_yield()
@@ -283,6 +287,7 @@ class WorkerServer:
         for request in expired:
             self._send_error(request, late)
         if batch:
+            self._streak.add(len(batch) == 1)
             self._compute(batch, taken_ns)
 
     def _compute(self, batch: list[Waiting[Client]], taken_ns: int) -> None:
