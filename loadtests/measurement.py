@@ -91,6 +91,8 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
         )
     if load.loop != "open" and not whole.sent:
         return f"{what}: no reply came in the {load.seconds:g} s that were measured; give it more --seconds"
+    if whole.sent and whole.errors["connection"] + whole.errors["no_answer"] == whole.sent:
+        return f"{what}: the server stopped answering: {codes}"
     if whole.sent and not whole.answered:
         return f"{what}: no request was answered with 200: {codes}"
     return None

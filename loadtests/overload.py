@@ -16,7 +16,7 @@ from loadtests.target import Target, payloads
 
 FACTOR = 3.0
 SATURATING_USERS = (8, 32, 128)
-SEARCH_SECONDS = 2.0  # of each load that finds it
+SEARCH_SECONDS = 2.0  # of each load that finds it, at most
 RECOVERY_LIMIT_S = 30.0
 
 
@@ -50,8 +50,9 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
     Raises:
         LoadTestError: the capacity could not be found, or the server answers no longer.
     """
-    capacity_per_s = find_capacity(measurement, base)
-    enough_s = min(max(SEARCH_SECONDS, FEWEST_REQUESTS / capacity_per_s), LONGEST_STEP * SEARCH_SECONDS)
+    search_s = min(SEARCH_SECONDS, seconds)
+    capacity_per_s = find_capacity(measurement, base, search_s)
+    enough_s = min(max(search_s, FEWEST_REQUESTS / capacity_per_s), LONGEST_STEP * search_s)
     at_capacity = measurement.run(as_open(base, capacity_per_s, enough_s, "at capacity"))
     limit_ms = at_capacity.latency_ms.p99 if at_capacity.latency_ms else 0.0
     offered_per_s = FACTOR * capacity_per_s
@@ -75,13 +76,11 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
     )
 
 
-def find_capacity(measurement: Measurement, base: Load) -> float:
+def find_capacity(measurement: Measurement, base: Load, seconds: float) -> float:
     """Return the most requests a second that were answered with 200, of closed loops with ever more users."""
     reached = []
     for users in SATURATING_USERS:
-        closed = replace(
-            base, loop="closed", label=f"{users} users", warm_up_s=0.5, seconds=SEARCH_SECONDS, users=users
-        )
+        closed = replace(base, loop="closed", label=f"{users} users", warm_up_s=0.5, seconds=seconds, users=users)
         reached.append(measurement.run(closed).answered_per_s)
     return max(reached)
 

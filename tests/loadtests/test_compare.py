@@ -111,12 +111,17 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
     assert "100/s" in (tmp_path / "locust_stats.csv").read_text()
 
 
-def test_a_server_is_started_searched_for_its_knee_and_ended(tiny_model: Path, tmp_path: Path) -> None:
-    flags = ("--backends", "fused", "--users", "2", "--rounds", "1", "--seconds", "0.3", "--warm-up-s", "0.1")
-    done = compare(tmp_path / "out", str(tiny_model), *flags, "--objective-ms", "1000", "--max-in-flight", "8")
+def test_a_server_is_started_searched_for_its_knee_by_two_processes_and_ended(tiny_model: Path, tmp_path: Path) -> None:
+    flags = ("--backends", "fused", "--users", "2", "--rounds", "1", "--seconds", "0.2", "--warm-up-s", "0.05")
+    done = compare(
+        tmp_path / "out", str(tiny_model), *flags, "--objective-ms", "1000", "--max-in-flight", "8", "--processes", "2"
+    )
     assert done.returncode == 0, done.stderr
     evidence = read(tmp_path / "out" / "compare.json")
     assert evidence.model == "tiny"
+    assert evidence.conditions["processes"] == 2
+    assert all(due(run) > 0 for run in evidence.runs)
+    assert all(due(run) - run.answered == sum(run.errors.values()) for run in evidence.runs)
     (knee,) = evidence.knees
     if knee.rate_per_s is None:
         assert knee.note is not None
@@ -127,22 +132,10 @@ def test_a_server_is_started_searched_for_its_knee_and_ended(tiny_model: Path, t
     assert "fused: p99 within 1000 ms up to" in done.stdout
 
 
-def test_several_processes_share_the_load_and_their_counts_add_up(server: RunningServer, tmp_path: Path) -> None:
-    done = compare(tmp_path, "--url", server.url, "--backends", "fused", "--processes", "2", *SHORT)
-    assert done.returncode == 0, done.stderr
-    evidence = read(tmp_path / "compare.json")
-    assert evidence.conditions["processes"] == 2
-    assert len(evidence.runs) == 2
-    for run in evidence.runs:
-        assert due(run) - run.answered == run.errors.get("unsent", 0)
-        assert run.answered > 0
-        assert run.server_cpu is None  # nobody said which process it is
-
-
 def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
-    with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "3", "--warm-up-s", "0.1") as process:
-        time.sleep(1)  # the closed loop's run is kept: the open loop is under way
+    with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "2", "--warm-up-s", "0.1") as process:
+        time.sleep(0.5)  # the closed loop's run is kept: the open loop is under way
         with server.stopped("worker"):
             time.sleep(0.6)
         _, errors = process.communicate(timeout=LIMIT_S)
@@ -153,7 +146,7 @@ def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server:
     assert run.latency_ms.max > 300
     delayed = sum(count for bound, count in run.histogram if bound > 100)
     assert delayed > 30  # of the 120 that were due in 0.6 s; a closed loop would count one a user
-    assert due(run) > 500
+    assert due(run) > 300
 
 
 def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: RunningServer, tmp_path: Path) -> None:
@@ -182,9 +175,8 @@ def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: Runn
         (("--server-pid", "99999999"), "--server-pid: there is no process 99999999"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
         (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
-        (("--rates", "10,-1"), "--rates: expected a number above 0, got '-1'"),
     ],
-    ids=["backend", "model", "rows", "pid", "url", "users", "rates"],
+    ids=["backend", "model", "rows", "pid", "url", "users"],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str
@@ -205,34 +197,29 @@ def test_a_server_that_is_not_there_or_not_ready_is_named(server: RunningServer,
         refused(compare(tmp_path, "--url", url), "expected a server that is ready, got 503 not_ready: warming up")
 
 
-def test_a_key_is_asked_for_and_not_written(tiny_model: Path, tmp_path: Path, start: Start) -> None:
-    server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="secret").wait_ready()
-    flags = ("tiny", "--url", server.url, "--backends", "eager", *SHORT)
-    refused(compare(tmp_path / "a", *flags), "401 unauthorized")
-    done = compare(tmp_path / "b", *flags, "--key", "secret")
-    assert done.returncode == 0, done.stderr
-    assert "secret" not in (tmp_path / "b" / "compare.json").read_text()
-
-
 def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(compare(tmp_path / "file" / "out"), "expected a directory that can be written to")
 
 
-def test_a_server_that_dies_leaves_what_was_measured_before(tiny_model: Path, tmp_path: Path, start: Start) -> None:
-    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
-    flags = ("tiny", "--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", "--seconds", "0.5")
-    with comparing(tmp_path, *flags, "--no-knee") as process:
+def test_a_server_that_dies_leaves_what_was_measured_before_without_its_key(
+    tiny_model: Path, tmp_path: Path, start: Start
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="secret").wait_ready()
+    flags = ("tiny", "--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", *BRIEF)
+    refused(compare(tmp_path, *flags), "401 unauthorized")
+    with comparing(tmp_path, *flags, "--key", "secret") as process:
         for each in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
             each.kill()
         _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 1
-    assert "error: eager, 2 users: the server stopped answering: 200 requests in a row got no reply" in errors
+    assert "error: eager, 2 users: the server stopped answering: " in errors
     assert "Traceback" not in errors
     evidence = read(tmp_path / "compare.json")
     assert "stopped answering" in str(evidence.ended_early)
     assert evidence.runs[0].invalid is None
     assert evidence.runs[-1].invalid == evidence.ended_early
+    assert "secret" not in (tmp_path / "compare.json").read_text()
 
 
 def interrupted(process: subprocess.Popen[str], number: signal.Signals, path: Path) -> None:

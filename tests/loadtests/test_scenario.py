@@ -50,7 +50,7 @@ def test_a_spike_of_arrivals_brings_a_fifth_before_and_after(server: RunningServ
 
 
 def test_users_of_a_shape_come_and_go_in_every_process(server: RunningServer, tmp_path: Path) -> None:
-    flags = ("--seconds", "2", "--users", "4", "--objective-ms", "5000", "--processes", "2")
+    flags = ("--seconds", "1", "--users", "4", "--objective-ms", "5000", "--processes", "2")
     done = scenario(tmp_path, server, "ramp", *flags)
     assert done.returncode == 0, done.stdout + done.stderr
 
