@@ -84,13 +84,17 @@ def new(options: argparse.Namespace) -> None:
 
 def import_(options: argparse.Namespace) -> None:
     """Turn the feed-forward blocks of a Hugging Face model directory into a model directory."""
-    from models.importers import read_huggingface
+    from models.importers import Checkpoint
 
     _refuse_a_model(options)
+    checkpoint = Checkpoint(options.source, _name(options), options.layers)
+    options.out.mkdir(parents=True, exist_ok=True)
     with Progress(f"reading {options.source}") as progress:
-        config, tensors = read_huggingface(options.source, _name(options), options.layers, progress)
-    _write(options, config, tensors)
-    print(f"{options.out}: {_size(config)}")
+        weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
+    checkpoint.config.save(options.out)
+    print(f"{options.out}: {_size(checkpoint.config)}")
+    if checkpoint.note is not None:
+        print(checkpoint.note)
 
 
 def train(options: argparse.Namespace) -> None:

@@ -4,9 +4,10 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any, Literal, Self, cast, get_args
 
 from models.errors import ConfigError
@@ -229,18 +230,7 @@ class ModelConfig:
             ConfigError: the file is missing, is not JSON, or a field is wrong; the sentence names file and field.
         """
         path = directory / CONFIG_FILE
-        try:
-            if path.stat().st_size > MAX_CONFIG_BYTES:
-                raise ConfigError(
-                    f"{path}: expected at most {MAX_CONFIG_BYTES:,} bytes of JSON, got {path.stat().st_size:,}"
-                )
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, NotADirectoryError):
-            raise ConfigError(f"{path}: no such file; expected a model directory with a {CONFIG_FILE}") from None
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path}: expected JSON in UTF-8, got bytes that are not UTF-8") from None
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        text = bounded_text(path, ConfigError, f"expected a model directory with a {CONFIG_FILE}")
         try:
             data = json.loads(text, object_pairs_hook=_unique_keys)
         except json.JSONDecodeError as error:
@@ -289,6 +279,33 @@ class ModelConfig:
         """Write `directory`/config.json."""
         path = directory / CONFIG_FILE
         path.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def bounded_text(path: Path, error: Callable[[str], Exception], missing: str) -> str:
+    """Read a file of JSON that nobody vouches for.
+
+    Args:
+        path: the file.
+        error: makes the exception from its sentence.
+        missing: what was expected, where there is no file.
+
+    Raises:
+        Exception: what `error` makes, where there is no such file, it is no regular one (a pipe would be waited for
+            without end), it is larger than `MAX_CONFIG_BYTES`, not UTF-8, or cannot be read.
+    """
+    try:
+        status = path.stat()
+        if not S_ISREG(status.st_mode):
+            raise error(f"{path}: cannot be read (it is no regular file)")
+        if status.st_size > MAX_CONFIG_BYTES:
+            raise error(f"{path}: expected at most {MAX_CONFIG_BYTES:,} bytes of JSON, got {status.st_size:,}")
+        return path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise error(f"{path}: no such file; {missing}") from None
+    except UnicodeDecodeError:
+        raise error(f"{path}: expected JSON in UTF-8, got bytes that are not UTF-8") from None
+    except OSError as cause:
+        raise error(f"{path}: cannot be read ({cause.strerror})") from None
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

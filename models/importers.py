@@ -1,40 +1,142 @@
-"""Turns the feed-forward blocks of a Hugging Face checkpoint into a model directory."""
+"""Turns the feed-forward blocks of a Hugging Face checkpoint into a model directory.
+
+What each architecture calls its parts stands in models/architectures.py. Everything that a config, an index and the
+headers of the weights files can tell is checked before the first number is read, and numbers are read one tensor at a
+time, so that an import needs the memory of one shard, not of the model.
+"""
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from models import weights
-from models.config import Activation, FFNConfig, ModelConfig, NormConfig
+from models.architectures import ARCHITECTURES, Architecture
+from models.config import MAX_DEPTH, MAX_WIDTH, FFNConfig, ModelConfig, NormConfig, bounded_text
 from models.errors import ConfigError, ImportSourceError
-from models.weights import FLOAT_TYPES, WEIGHTS_FILE
+from models.weights import FLOAT_TYPES, PICKLE_SUFFIXES, WEIGHTS_FILE
 
-ARCHITECTURES = ("bert",)
+CONFIG_FILE = "config.json"
+INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 
-# What transformers calls an activation, as far as it is one of ours.
-_ACTIVATIONS: dict[str, Activation] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-}
+# Checkpoints of before 2019 call a LayerNorm's two tensors by other names.
+_SUFFIXES = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# What stands beside a weight, or in its place, in a quantised checkpoint.
+_QUANTISED = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|SCB|absmax|scales)$")
 
-# Ours, then theirs below encoder.layer.N; checkpoints of before 2019 call a norm's two tensors by other names.
-_BERT_TENSORS = {
-    "ffn.up.weight": ("intermediate.dense.weight",),
-    "ffn.up.bias": ("intermediate.dense.bias",),
-    "ffn.down.weight": ("output.dense.weight",),
-    "ffn.down.bias": ("output.dense.bias",),
-    "post_norm.weight": ("output.LayerNorm.weight", "output.LayerNorm.gamma"),
-    "post_norm.bias": ("output.LayerNorm.bias", "output.LayerNorm.beta"),
-}
-_BERT_PREFIXES = ("", "bert.")
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a tensor of ours is stored: a file, a name in it, and which half of its rows, if not all."""
+
+    path: Path
+    name: str
+    half: int | None = None
+
+
+class Checkpoint:
+    """The feed-forward blocks of a Hugging Face model directory, their numbers left on disk until asked for.
+
+    A block is the network with its norms and the residual: x + FFN(norm(x)) in most, x being what the layer's attention
+    hands on.
+
+    Args:
+        source: a directory with config.json, and model.safetensors or its shards and model.safetensors.index.json.
+        name: of the new model.
+        layers: the first one and the one behind the last; None is the end of the stack on that side.
+
+    Attributes:
+        config: of the new model.
+        layout: the type, as safetensors calls it, and the shape of each of its tensors, in order of use.
+        note: what a person should know about what is taken; None for nothing.
+
+    Raises:
+        ImportSourceError: an architecture, an activation or a file format that is not supported, a tensor that is
+            missing or of a wrong shape or type, a layer that does not exist.
+        ConfigError: `name` cannot be the name of a model, or the sizes make a model too large to be meant.
+    """
+
+    def __init__(self, source: Path, name: str, layers: tuple[int | None, int | None] = (None, None)) -> None:
+        path = source / CONFIG_FILE
+        self._architecture, fields = _architecture(path)
+        start, stop = _layer_range(layers, _size(path, fields, self._architecture.depth, MAX_DEPTH))
+        self.config = _config(path, self._architecture, fields, name, stop - start)
+        self.note = self._architecture.note
+        self._origins = _origins(source, self._architecture, self.config, start)
+        self.layout = self._checked_layout()
+
+    def tensors(self, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Read the tensors one after the other, in order of use; each is the caller's, and should be let go of.
+
+        Types are the checkpoint's; a norm's weight to which the architecture adds 1 is float32 at least, since half
+        precision would lose what is small beside it.
+
+        Args:
+            progress: told how many blocks of how many are read.
+
+        Raises:
+            ImportSourceError: a number is not finite, or the file is not what it was any more.
+        """
+        per_block = len(self._origins) // self.config.depth
+        for path, names in _runs(self._origins):
+            with weights.opened(path, "pt", ImportSourceError) as file:
+                for done, ours in names:
+                    yield ours, self._read(file, ours)
+                    if progress is not None and done % per_block == 0:
+                        progress(done // per_block, self.config.depth)
+
+    def _read(self, file: Any, ours: str) -> Tensor:
+        origin = self._origins[ours]
+        if origin.half is None:
+            tensor: Tensor = file.get_tensor(origin.name)
+        else:
+            rows = self.config.hidden
+            tensor = file.get_slice(origin.name)[origin.half * rows : (origin.half + 1) * rows]
+        if not weights.is_finite(tensor):
+            raise ImportSourceError(f"{origin.path}: {origin.name}: expected finite numbers, got NaN or infinity")
+        if self._architecture.is_transposed and tensor.ndim == 2:
+            tensor = tensor.T
+        if self._is_offset(ours):
+            tensor = tensor.to(weights.torch_types()[self.layout[ours][0]]) + self._architecture.norm_offset
+        return tensor
+
+    def _is_offset(self, ours: str) -> bool:
+        return self._architecture.norm_offset != 0 and ours.endswith("norm.weight")
+
+    def _checked_layout(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Compare the headers of the files with the config."""
+        layout: dict[str, tuple[str, tuple[int, ...]]] = {}
+        shapes = self.config.shapes()
+        for path, names in _runs(self._origins):
+            with weights.opened(path, "pt", ImportSourceError) as file:
+                found = set(file.keys())
+                for _, ours in names:
+                    origin, shape = self._origins[ours], shapes[ours]
+                    if origin.name not in found:
+                        raise ImportSourceError(
+                            f"{path}: {origin.name}: expected a tensor of this name, as {INDEX_FILE} says, got none"
+                        )
+                    stored = file.get_slice(origin.name)
+                    kind, got = stored.get_dtype(), tuple(stored.get_shape())
+                    if kind not in FLOAT_TYPES:
+                        raise ImportSourceError(
+                            f"{path}: {origin.name}: expected one of the types {', '.join(FLOAT_TYPES)}, got {kind}; "
+                            "quantised checkpoints are not supported: take the one it was made from"
+                        )
+                    expected = shape
+                    if origin.half is not None:
+                        expected = (2 * shape[0], *shape[1:])
+                    elif self._architecture.is_transposed and len(shape) == 2:
+                        expected = shape[::-1]
+                    if got != expected:
+                        raise ImportSourceError(f"{path}: {origin.name}: expected shape {expected}, got {got}")
+                    layout[ours] = ("F64" if kind == "F64" else "F32") if self._is_offset(ours) else kind, shape
+        return layout
 
 
 def read_huggingface(
@@ -43,78 +145,107 @@ def read_huggingface(
     layers: tuple[int | None, int | None] = (None, None),
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read the feed-forward blocks of a BERT-family model: post-norm, LayerNorm, classic.
-
-    A block computes ``LayerNorm(x + output.dense(act(intermediate.dense(x))))``, x being what the layer's attention
-    hands on. Only the tensors that are asked for are read from disk.
-
-    Args:
-        source: a directory with config.json and model.safetensors.
-        name: of the new model.
-        layers: the first one and the one behind the last; None is the end of the stack on that side.
-        progress: told how many layers of how many are read.
-
-    Returns:
-        The config and the weights, in the dtype of the checkpoint, ready for ``ModelConfig.save`` and ``weights.save``.
+    """Read a `Checkpoint` whole: its config and its tensors, ready for ``ModelConfig.save`` and ``weights.save``.
 
     Raises:
-        ImportSourceError: an architecture, an activation or a file format that is not supported, a tensor that is
-            missing or of a wrong shape, a layer that does not exist, numbers that are not finite.
-        ConfigError: `name` cannot be the name of a model.
-
-    Source: Devlin et al. 2018, https://arxiv.org/abs/1810.04805; tensor names as in transformers' BertLayer.
+        ImportSourceError, ConfigError: as `Checkpoint`.
     """
-    path = source / "config.json"
-    fields = _fields(path)
-    start, stop = _layer_range(layers, _size(path, fields, "num_hidden_layers"))
-    eps = fields.get("layer_norm_eps", 1e-12)
-    act = fields.get("hidden_act", "gelu")
-    if not isinstance(act, str) or act not in _ACTIVATIONS:
-        raise ImportSourceError(f"{path}: hidden_act: expected one of {', '.join(_ACTIVATIONS)}, got {act!r}")
+    checkpoint = Checkpoint(source, name, layers)
+    return checkpoint.config, dict(checkpoint.tensors(progress))
+
+
+def _json(path: Path, missing: str) -> dict[str, Any]:
     try:
-        norm = NormConfig(kind="layer", position="post", eps=eps)
+        data = json.loads(bounded_text(path, ImportSourceError, missing))
+    except (ValueError, RecursionError):  # no JSON, or nested without end
+        data = None
+    if not isinstance(data, dict):
+        raise ImportSourceError(f"{path}: expected a JSON object, got something else")
+    return data
+
+
+def _architecture(path: Path) -> tuple[Architecture, dict[str, Any]]:
+    """Read the foreign config.json; return its row, and the object that holds the sizes."""
+    fields = _json(path, f"expected a Hugging Face model directory with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    found = fields.get("model_type")
+    known = ", ".join(sorted(ARCHITECTURES))
+    _refuse_experts(path, fields, known)
+    row = ARCHITECTURES.get(found) if isinstance(found, str) else None
+    if row is None:
+        raise ImportSourceError(
+            f"{path}: model_type: expected one of the supported architectures {known}, got {found!r}"
+        )
+    _refuse_quantised(path, fields)
+    if row.config is not None:
+        inner = fields.get(row.config)
+        if not isinstance(inner, dict):
+            raise ImportSourceError(f"{path}: {row.config}: expected an object, got {_shown(inner)}")
+        fields = inner
+        _refuse_experts(path, fields, known)
+        _refuse_quantised(path, fields)
+    return row, fields
+
+
+def _refuse_experts(path: Path, fields: Mapping[str, Any], known: str) -> None:
+    key = next((it for it in _EXPERTS if isinstance(fields.get(it), int) and fields[it] > 1), None)
+    if key is not None:
+        raise ImportSourceError(
+            f"{path}: {key}: expected one feed-forward network a layer, got a mixture of {fields[key]} experts "
+            f"({_shown(fields.get('model_type'))}); supported are the dense architectures {known}"
+        )
+
+
+def _refuse_quantised(path: Path, fields: Mapping[str, Any]) -> None:
+    found = fields.get("quantization_config") or fields.get("compression_config")
+    if found:
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        raise ImportSourceError(
+            f"{path}: quantization_config: expected weights in {', '.join(FLOAT_TYPES)}, got a checkpoint quantised by "
+            f"{_shown(method)}, which is not supported: take the one it was made from"
+        )
+
+
+def _config(path: Path, row: Architecture, fields: Mapping[str, Any], name: str, depth: int) -> ModelConfig:
+    dim = _size(path, fields, row.dim, MAX_WIDTH)
+    is_derived = row.hidden_factor is not None and fields.get(row.hidden) is None
+    hidden = dim * (row.hidden_factor or 1) if is_derived else _size(path, fields, row.hidden, MAX_WIDTH)
+    act = _field(fields, row.activation)
+    if not isinstance(act, str) or act not in row.activations:
+        raise ImportSourceError(
+            f"{path}: {row.activation[0]}: expected one of {', '.join(row.activations)}, got {_shown(act)}"
+        )
+    bias = _field(fields, (row.bias, False)) if isinstance(row.bias, str) else row.bias
+    if not isinstance(bias, bool):
+        raise ImportSourceError(f"{path}: {row.bias}: expected true or false, got {_shown(bias)}")
+    eps = _field(fields, row.eps)
+    try:
+        norm = NormConfig(kind=row.norm, position=row.position, eps=eps)
     except ConfigError:
         raise ImportSourceError(
-            f"{path}: layer_norm_eps: expected a number above 0 and at most 1, got {eps!r}"
+            f"{path}: {row.eps[0]}: expected a number above 0 and at most 1, got {_shown(eps)}"
         ) from None
-    config = ModelConfig(
-        name=name,
-        dim=_size(path, fields, "hidden_size"),
-        hidden=_size(path, fields, "intermediate_size"),
-        depth=stop - start,
-        ffn=FFNConfig(gated=False, activation=_ACTIVATIONS[act], bias=True),
-        norm=norm,
-    )
-    return config, _bert_tensors(_weights_path(source), config, start, progress)
+    ffn = FFNConfig(gated=row.is_gated, activation=row.activations[act], bias=bias)
+    return ModelConfig(name=name, dim=dim, hidden=hidden, depth=depth, ffn=ffn, norm=norm)
 
 
-def _fields(path: Path) -> dict[str, Any]:
-    """Read the foreign config.json and tell whether it is of a supported architecture."""
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ImportSourceError(
-            f"{path}: no such file; expected a Hugging Face model directory with config.json and {WEIGHTS_FILE}"
-        ) from None
-    except OSError as error:
-        raise ImportSourceError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):  # no JSON, no UTF-8, or nested without end
-        raise ImportSourceError(f"{path}: expected a JSON object in UTF-8, got something else") from None
-    if not isinstance(fields, dict):
-        raise ImportSourceError(f"{path}: expected a JSON object in UTF-8, got something else")
-    found = fields.get("model_type")
-    if found not in ARCHITECTURES:
-        raise ImportSourceError(
-            f"{path}: model_type: expected one of the supported architectures {', '.join(ARCHITECTURES)}, got {found!r}"
-        )
-    return fields
+def _field(fields: Mapping[str, Any], field: tuple[str, Any]) -> Any:
+    value = fields.get(field[0])
+    return field[1] if value is None else value
 
 
-def _size(path: Path, fields: dict[str, Any], key: str) -> int:
+def _size(path: Path, fields: Mapping[str, Any], key: str, high: int) -> int:
     value = fields.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ImportSourceError(f"{path}: {key}: expected a positive integer, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
+        raise ImportSourceError(f"{path}: {key}: expected a positive integer up to {high:,}, got {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer too long to be written out
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _layer_range(layers: tuple[int | None, int | None], count: int) -> tuple[int, int]:
@@ -125,58 +256,91 @@ def _layer_range(layers: tuple[int | None, int | None], count: int) -> tuple[int
     return start, stop
 
 
-def _weights_path(source: Path) -> Path:
-    path = source / WEIGHTS_FILE
-    if path.exists():
-        return path
-    if (source / f"{WEIGHTS_FILE}.index.json").exists():
+def _origins(source: Path, row: Architecture, config: ModelConfig, start: int) -> dict[str, _Origin]:
+    """Find the file and the name of every tensor."""
+    listing, files = _files(source)
+    layer = row.layer.partition("N")[0]
+    prefix = next((it for it in row.prefixes if any(name.startswith(it + layer) for name in files)), None)
+    if prefix is None:
+        expected = " or ".join(f"{it}{row.layer}*" for it in row.prefixes)
         raise ImportSourceError(
-            f"{path}: no such file; the checkpoint is sharded, which is not supported: save it as one {WEIGHTS_FILE}"
+            f"{listing}: expected tensors named {expected}, N being a layer's number, got "
+            f"{_shown(min(files, default=None))}"
         )
-    pickles = sorted(it.name for it in source.glob("*") if it.suffix in (".bin", ".pt", ".pth", ".pkl", ".ckpt"))
+    origins: dict[str, _Origin] = {}
+    shapes = config.shapes()
+    for ours in shapes:
+        _, block, rest = ours.split(".", 2)
+        module, _, kind = rest.rpartition(".")
+        theirs = f"{prefix}{row.layer.replace('N', str(start + int(block)))}{row.modules[module]}"
+        wanted = [f"{theirs}.{suffix}" for suffix in _SUFFIXES[kind]]
+        name = next((it for it in wanted if it in files), None)
+        if name is None:
+            raise ImportSourceError(
+                f"{listing}: {wanted[0]}: expected a tensor of this name, got {_beside(theirs, files)}"
+            )
+        half = ("ffn.gate", "ffn.up").index(module) if row.is_packed and module in ("ffn.gate", "ffn.up") else None
+        origins[ours] = _Origin(files[name], name, half)
+        if f"{ours.rpartition('.')[0]}.bias" not in shapes and f"{theirs}.bias" in files:
+            raise ImportSourceError(
+                f"{listing}: {theirs}.bias: expected no such tensor, since the config makes this a module without a "
+                "bias"
+            )
+    return origins
+
+
+def _beside(theirs: str, files: Mapping[str, Path]) -> str:
+    quantised = next((it for it in files if it.startswith(f"{theirs}.") and _QUANTISED.search(it)), None)
+    if quantised is None:
+        return "none"
+    return f"{quantised}; quantised checkpoints are not supported: take the one it was made from"
+
+
+def _files(source: Path) -> tuple[Path, dict[str, Path]]:
+    """Return the file that lists the tensors, and where each of them is."""
+    path, index = source / WEIGHTS_FILE, source / INDEX_FILE
+    if path.exists():
+        with weights.opened(path, "pt", ImportSourceError) as file:
+            return path, dict.fromkeys(file.keys(), path)
+    if index.exists():
+        return index, _shards(index)
+    pickles = sorted(it.name for it in source.glob("*") if it.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise ImportSourceError(
             f"{path}: no such file; {pickles[0]} is there, but pickles are not read since they can run code: convert "
             "it to safetensors first"
         )
-    raise ImportSourceError(f"{path}: no such file; expected the weights in one {WEIGHTS_FILE}")
+    raise ImportSourceError(f"{path}: no such file; expected the weights in {WEIGHTS_FILE}, or {INDEX_FILE} and shards")
 
 
-def _bert_tensors(
-    path: Path, config: ModelConfig, start: int, progress: Callable[[int, int], None] | None
-) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    shapes = config.shapes()
-    with weights.opened(path, "pt", ImportSourceError) as file:
-        found = set(file.keys())
-        prefix = next((it for it in _BERT_PREFIXES if any(name.startswith(f"{it}encoder.") for name in found)), None)
-        if prefix is None:
+def _shards(index: Path) -> dict[str, Path]:
+    found = _json(index, "expected the list of shards").get("weight_map")
+    if not isinstance(found, dict) or not found:
+        raise ImportSourceError(f"{index}: weight_map: expected an object of tensor names and shards, got none")
+    for shard in dict.fromkeys(it if isinstance(it, str) else _shown(it) for it in found.values()):
+        # Anything but a plain name could lead out of the directory.
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", shard):
             raise ImportSourceError(
-                f"{path}: expected tensors named encoder.layer.N..., with or without bert. before it, got "
-                f"{min(found, default='none')}"
+                f"{index}: weight_map: expected plain file names in the same directory, got {_shown(shard)}"
             )
-        for block in range(config.depth):
-            for ours, theirs in _BERT_TENSORS.items():
-                wanted = [f"{prefix}encoder.layer.{start + block}.{it}" for it in theirs]
-                name = next((it for it in wanted if it in found), None)
-                if name is None:
-                    raise ImportSourceError(f"{path}: {wanted[0]}: expected a tensor of this name, got none")
-                target = f"blocks.{block}.{ours}"
-                tensors[target] = _tensor(path, file, name, shapes[target])
-            if progress is not None:
-                progress(block + 1, config.depth)
-    return {name: tensors[name] for name in shapes}
+        if not shard.endswith(".safetensors"):
+            raise ImportSourceError(
+                f"{index}: weight_map: expected shards named *.safetensors, got {_shown(shard)}; nothing else is read"
+            )
+        if not (index.parent / shard).exists():
+            raise ImportSourceError(f"{index.parent / shard}: no such file, though {INDEX_FILE} lists it")
+    return {name: index.parent / shard for name, shard in found.items()}
 
 
-def _tensor(path: Path, file: Any, name: str, shape: tuple[int, ...]) -> Tensor:
-    stored = file.get_slice(name)
-    if tuple(stored.get_shape()) != shape:
-        raise ImportSourceError(f"{path}: {name}: expected shape {shape}, got {tuple(stored.get_shape())}")
-    if stored.get_dtype() not in FLOAT_TYPES:
-        raise ImportSourceError(
-            f"{path}: {name}: expected one of the types {', '.join(FLOAT_TYPES)}, got {stored.get_dtype()}"
-        )
-    tensor: Tensor = file.get_tensor(name)
-    if not torch.isfinite(tensor).all():
-        raise ImportSourceError(f"{path}: {name}: expected finite numbers, got NaN or infinity")
-    return tensor
+def _runs(origins: Mapping[str, _Origin]) -> Iterator[tuple[Path, list[tuple[int, str]]]]:
+    """Group neighbours that lie in the same file; the number is how many tensors are done after each one."""
+    path: Path | None = None
+    names: list[tuple[int, str]] = []
+    for done, (ours, origin) in enumerate(origins.items(), start=1):
+        if path is not None and origin.path != path:
+            yield path, names
+            names = []
+        path = origin.path
+        names.append((done, ours))
+    if path is not None:
+        yield path, names

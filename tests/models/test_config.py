@@ -1,6 +1,7 @@
 """config.json: what is accepted, and what each refusal says."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -147,4 +148,10 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ModelConfig.load(tmp_path)
     (tmp_path / CONFIG_FILE).mkdir()
     with pytest.raises(ConfigError, match="cannot be read"):
+        ModelConfig.load(tmp_path)
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / CONFIG_FILE)
+    with pytest.raises(ConfigError, match="it is no regular file"):
         ModelConfig.load(tmp_path)

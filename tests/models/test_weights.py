@@ -1,12 +1,13 @@
 """model.safetensors: what is read, what is refused, and what each refusal says."""
 
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models import weights
@@ -160,7 +161,8 @@ def test_a_wrong_shape_is_named(tiny: Configs, tmp_path: Path) -> None:
 
 
 def test_a_type_that_is_no_float_is_named(tiny: Configs, tmp_path: Path) -> None:
-    weights.save(tmp_path, weights.seeded(tiny()) | {"stem.bias": torch.zeros(16, dtype=torch.int8)})
+    tensors = weights.seeded(tiny()) | {"stem.bias": torch.zeros(16, dtype=torch.int8)}
+    save_file(tensors, tmp_path / WEIGHTS_FILE)
     assert "stem.bias: expected one of the types F64, F32, F16, BF16, got I8" in refusal(tmp_path, tiny())
 
 
@@ -185,3 +187,82 @@ def test_weights_that_overflow_the_dtype_are_refused(tiny: Configs, tmp_path: Pa
 def test_the_weights_are_as_readable_as_the_config(tiny: Configs, write_model: Writer) -> None:
     directory = write_model(tiny())
     assert (directory / WEIGHTS_FILE).stat().st_mode == (directory / CONFIG_FILE).stat().st_mode
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tiny: Configs, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / WEIGHTS_FILE)
+    assert "it is no regular file" in refusal(tmp_path, tiny())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_one_number_that_is_not_finite_is_seen_among_many(dtype: torch.dtype, value: float) -> None:
+    tensor = torch.linspace(-3, 3, 1003, dtype=dtype)
+    assert weights.is_finite(tensor)
+    tensor[501] = value
+    assert not weights.is_finite(tensor)
+
+
+def test_bad_numbers_are_refused_before_the_first_tensor_is_kept(tiny: Configs, tmp_path: Path) -> None:
+    tensors = weights.seeded(tiny())
+    tensors[list(tensors)[-1]].fill_(torch.nan)
+    weights.save(tmp_path, tensors)
+    steps: list[int] = []
+    with pytest.raises(WeightsError, match="expected finite numbers"):
+        weights.load(tmp_path, tiny(), torch.float32, progress=steps.append)
+    assert steps == []
+
+
+def test_tensors_of_any_type_in_any_order_are_streamed(tmp_path: Path) -> None:
+    tensors = {
+        "odd": torch.arange(3).bfloat16(),
+        "wide": torch.arange(5, dtype=torch.float64),
+        "turned": torch.arange(6).float().view(2, 3).T,
+    }
+    kinds = {"odd": "BF16", "wide": "F64", "turned": "F32"}
+    layout = {name: (kinds[name], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    weights.stream(tmp_path, layout, reversed(tensors.items()))
+    found = load_file(tmp_path / WEIGHTS_FILE)
+    assert set(found) == set(tensors)
+    assert all(
+        torch.equal(found[name], tensor) and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("came", "sentence"),
+    [
+        ([], "a did not come"),
+        ([("b", torch.zeros(2))], "b is not in the layout, or came before"),
+        ([("a", torch.zeros(2)), ("a", torch.zeros(2))], "a is not in the layout, or came before"),
+        ([("a", torch.zeros(3))], r"a must be torch\.float32 \(2,\), got torch\.float32 \(3,\)"),
+        ([("a", torch.zeros(2).half())], "got torch.float16"),
+    ],
+    ids=["missing", "unknown", "twice", "shape", "type"],
+)
+def test_a_stream_that_is_not_as_announced_leaves_the_old_file(
+    tmp_path: Path, came: list[tuple[str, Tensor]], sentence: str
+) -> None:
+    weights.save(tmp_path, {"a": torch.ones(2)})
+    with pytest.raises(ValueError, match=sentence):
+        weights.stream(tmp_path, {"a": ("F32", (2,))}, came)
+    assert torch.equal(load_file(tmp_path / WEIGHTS_FILE)["a"], torch.ones(2))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_type_that_is_no_float_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="save: a must be one of"):
+        weights.save(tmp_path, {"a": torch.ones(2, dtype=torch.int8)})
+
+
+def test_a_model_that_no_memory_holds_is_refused_before_any_is_taken(
+    tiny: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny(dim=2**16, hidden=2**17)
+    monkeypatch.setattr(weights, "memory_bytes", lambda: 64 * 2**30)
+    with pytest.raises(WeightsError, match=r"192\.0 GiB, which is more than the 64\.0 GiB of this machine"):
+        weights.load(tmp_path, config, torch.bfloat16)
+
+
+def test_the_memory_of_this_machine_is_known() -> None:
+    assert 2**28 < weights.memory_bytes() < 2**50
