@@ -212,6 +212,13 @@ class PackedLinear:
         """
         return self._binary(x, "residual", residual, "add")
 
+    @property
+    def copied_bytes(self) -> int:
+        """What this holds beside the weight and the bias it was made from, padding of the blocked layout left out."""
+        weight = self.in_features * self.out_features * self.dtype.itemsize
+        bias = 0 if self._bias is None else self._bias.nbytes
+        return (weight if self._plain is None else 2 * weight) + bias
+
     def __repr__(self) -> str:
         bias = self._bias is not None
         return (

@@ -1,6 +1,7 @@
 """Transformer-style MLPs: configuration, weights, and an engine that runs one set of weights three ways.
 
-`load_engine`, `Engine` and `BackendStatus` bring PyTorch along when they are first used, the rest never does.
+`load_engine`, `Engine`, `BackendStatus`, `fuse`, `unfuse` and `FuseReport` bring PyTorch along when they are first
+used, the rest never does.
 """
 
 from importlib import import_module
@@ -21,6 +22,7 @@ from models.errors import (
 
 if TYPE_CHECKING:
     from models.engine import BackendStatus, Engine, load_engine
+    from models.fusion import FuseReport, fuse, unfuse
 
 __all__ = [
     "BackendError",
@@ -29,6 +31,7 @@ __all__ = [
     "ConfigError",
     "Engine",
     "FFNConfig",
+    "FuseReport",
     "ImportSourceError",
     "InitConfig",
     "InputError",
@@ -38,16 +41,25 @@ __all__ = [
     "NormConfig",
     "UnknownBackendError",
     "WeightsError",
+    "fuse",
     "load_engine",
+    "unfuse",
 ]
 
-_ENGINE = frozenset({"BackendStatus", "Engine", "load_engine"})
+_LATE = {
+    "BackendStatus": "models.engine",
+    "Engine": "models.engine",
+    "FuseReport": "models.fusion",
+    "fuse": "models.fusion",
+    "load_engine": "models.engine",
+    "unfuse": "models.fusion",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in _ENGINE:
+    if name not in _LATE:
         raise AttributeError(f"module 'models' has no attribute {name!r}")
-    return getattr(import_module("models.engine"), name)
+    return getattr(import_module(_LATE[name]), name)
 
 
 def __dir__() -> list[str]:

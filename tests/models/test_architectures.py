@@ -96,9 +96,7 @@ VISION = IMAGE | {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers"
 GEMMA3 = {"text_config": SIZES, "vision_config": VISION}
 CASES: dict[str, Case] = {
     "llama": Case("LlamaForCausalLM", "LlamaConfig", "model.layers", llama),
-    "llama with bias": Case(
-        "LlamaForCausalLM", "LlamaConfig", "model.layers", llama, SIZES | {"mlp_bias": True}
-    ),
+    "llama with bias": Case("LlamaForCausalLM", "LlamaConfig", "model.layers", llama, SIZES | {"mlp_bias": True}),
     "llama without a head": Case("LlamaModel", "LlamaConfig", "layers", llama),
     "mistral": Case("MistralForCausalLM", "MistralConfig", "model.layers", llama),
     "qwen2": Case("Qwen2ForCausalLM", "Qwen2Config", "model.layers", llama),
