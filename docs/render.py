@@ -184,6 +184,28 @@ def request_path() -> str:
     return "\n".join(rows) + "\n"
 
 
+def fuse() -> str:
+    """Render docs/results/fuse-minilm.json, which `python -m examples.fuse_minilm --json` writes."""
+    document: dict[str, Any] = json.loads((RESULTS / "fuse-minilm.json").read_text())
+    rows = ["| sentences | tokens in each | as it came | fused | ratio (quartiles) |", "|---|---|---|---|---|"]
+    rows += [
+        f"| {each['sentences']} | {each['tokens']} | {each['plain_ms']:.1f} ms | {each['fused_ms']:.1f} ms "
+        f"| {each['ratio']:.2f} ({each['ratio_q1']:.2f} to {each['ratio_q3']:.2f}) |"
+        for each in document["fuse"]
+    ]
+    conditions = document["conditions"]
+    rows += [
+        "",
+        f"Medians of {conditions['repetitions']} interleaved rounds of the whole model, {conditions['dtype']}; "
+        f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} "
+        f"thread{'s' if conditions['threads'] > 1 else ''}; torch {conditions['torch']}, "
+        f"python {conditions['python']}, commit {conditions['commit']}. "
+        f"{document['copied_bytes'] / 2**20:.0f} MiB of weights are held a second time; "
+        f"the least cosine of two embeddings is {min(1.0, *(each['cosine'] for each in document['fuse'])):.5f}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def settings() -> str:
     """Render the settings' own descriptions."""
     from service.settings import Settings
@@ -256,6 +278,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "request_path": request_path,
     "settings": settings,
+    "fuse": fuse,
     "peers": peers,
 }
 # Name to what draws docs/results/NAME.json, given the file's digest.
