@@ -33,12 +33,14 @@ Role = Literal["whole", "hidden", "output"]
 Pair = tuple[Tensor, Tensor | None]  # a weight, (out, in), and its bias
 
 OWN_FORWARD = (
-    "a fused block runs its own forward while it is in training mode, under autocast, or asked for a gradient: call "
-    "eval(), and run it under torch.inference_mode()"
+    "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, or has a "
+    "hook on an inner layer: call eval(), and run it under torch.inference_mode()"
 )
 # The probe tells another formula, not another rounding: section 5's rule is for the tests.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4, torch.float16: 2**-7}
 _LOOKS_LIKE_ONE = re.compile(r"mlp|ffn|feed_?forward|dense_?act|intermediate|moe|experts", re.IGNORECASE)
+
+_PYTORCH = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,8 @@ def fuse(module: nn.Module) -> FuseReport:
             known |= {id(it) for it in weights}
             children = ", ".join(it for it, _ in block.named_children()) or "none"
             reason = f"its form is unknown: no known one has the children it has, {children}"
+            if isinstance(block, _PYTORCH):
+                reason = "its feed-forward block is no module of its own, but a part of the layer's forward"
             left_alone.append(LeftAlone(name, type(block).__name__, reason))
     return FuseReport(tuple(swapped), tuple(left_alone))
 
@@ -339,10 +343,9 @@ LAYERS: dict[str, type[Layers]] = {"cpu": OnCPU, "cuda": OnCUDA}
 class Fusion:
     """What a fused block carries: how it is run, and the layers made from its weights as they were last seen."""
 
-    def __init__(self, block: nn.Module, form: Form, activation: Activation, parameters: Sequence[str]) -> None:
+    def __init__(self, block: nn.Module, form: Form, parameters: Sequence[str]) -> None:
         self.original = type(block)
         self.form = form
-        self.activation = activation
         self.parameters = tuple(parameters)
         self.key = next(_keys)
         self._has_warned = False
@@ -354,9 +357,7 @@ class Fusion:
         tensors = list(inputs)
         for child in block._modules.values():
             if child is not None:
-                is_asked = is_asked or child.training
-                if child._forward_hooks or child._forward_pre_hooks:
-                    return False
+                is_asked = is_asked or bool(child.training or child._forward_hooks or child._forward_pre_hooks)
                 tensors += child._parameters.values()
         if torch.is_grad_enabled():
             is_asked = is_asked or any(it.requires_grad for it in tensors if isinstance(it, Tensor))
@@ -368,7 +369,7 @@ class Fusion:
 
     def run(self, block: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the block, its weights as they are now."""
-        if self._state(block) != self._seen:
+        if self._state(block) != self._seen or (self.form.act and getattr(block, self.form.act) is not self._act):
             self._remake(block)
         shape = (*x.shape[:-1], self.features)
         rows = x.reshape(-1, x.shape[-1])
@@ -396,6 +397,8 @@ class Fusion:
         gate, up, down = (None if it is None else pairs[it] for it in (form.gate, form.up, form.down))
         if gate is not None and form.gate == form.up:
             gate, up = _halves(gate)
+        self._act = form.act and getattr(block, form.act)
+        self.activation = _activation(self._act) or "relu"  # an output has none
         weight = next(iter(pairs.values()))[0]
         self.device_type = weight.device.type
         self.features = (down or up or (weight,))[0].shape[0]
@@ -432,7 +435,8 @@ def _candidates(module: nn.Module) -> list[tuple[str, nn.Module, Form | None]]:
         if name in found:
             continue
         form = _matching(block, _sequence(block) if type(block) is nn.Sequential else FORMS)
-        if form is not None or isinstance(block, Fused) or _LOOKS_LIKE_ONE.search(type(block).__name__):
+        looks = isinstance(block, _PYTORCH) or _LOOKS_LIKE_ONE.search(type(block).__name__)
+        if form is not None or looks or isinstance(block, Fused):
             found[name] = block, form
         pair = {part: _matching(getattr(block, part, None), (it,)) for part, it in PAIR.items()}
         if all(pair.values()):
@@ -462,17 +466,11 @@ def _fused(block: nn.Module, form: Form) -> Fusion | str:
     reason = _unfit(block, form)
     if reason is not None:
         return reason
-    activation: Activation = "relu"
-    if form.act is not None:
-        found = _activation(getattr(block, form.act))
-        if found is None:
-            return f"its activation, {_named(getattr(block, form.act))}, is none of {', '.join(ACTIVATIONS)}"
-        activation = found
     parameters = list(inspect.signature(type(block).forward).parameters)[1:]
     expected = 2 if form.role == "output" else 1
     if len(parameters) != expected:
         return f"its forward takes {', '.join(parameters)}: expected {expected} of them"
-    fusion = Fusion(block, form, activation, parameters)
+    fusion = Fusion(block, form, parameters)
     reason = _probe(block, fusion)
     if reason is not None:
         return reason
@@ -511,6 +509,9 @@ def _unfit(block: nn.Module, form: Form) -> str | None:
         return f"its weights are on {device}: there are kernels for {', '.join(LAYERS)}"
     if dtype not in _TOLERANCES:
         return f"its weights are {dtype}: there are kernels for {', '.join(map(str, _TOLERANCES))}"
+    act = form.act and getattr(block, form.act)
+    if act is not None and _activation(act) is None:
+        return f"its activation, {_named(act)}, is none of {', '.join(ACTIVATIONS)}"
     return LAYERS[device.type].unavailable_reason(dtype)
 
 

@@ -26,7 +26,7 @@ from transformers.models.vit.modeling_vit import ViTMLP
 from kernels.numerics import disagreement
 from models import fuse, unfuse
 from models.errors import BackendError
-from models.fusion import LAYERS, OnCUDA
+from models.fusion import LAYERS, Fused, OnCUDA
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -230,7 +230,7 @@ def test_gradients_are_those_of_the_own_forward(block: nn.Module) -> None:
     before = [it.grad.clone() for it in block.parameters() if it.grad is not None]
     block.zero_grad()
     fuse(block)
-    with pytest.warns(RuntimeWarning, match="asked for a gradient: call eval"):
+    with pytest.warns(RuntimeWarning, match="asked for a gradient"):
         block(rows()).sum().backward()
     after = [it.grad for it in block.parameters() if it.grad is not None]
     assert len(after) == len(before) == len(list(block.parameters()))
@@ -247,6 +247,11 @@ def test_training_mode_and_autocast_run_the_own_forward(block: nn.Module) -> Non
     unfuse(block)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(block(rows()), y)
+    fuse(block)
+    for part in (it for it in block.modules() if isinstance(it, Fused)):
+        part.training = True  # the block alone, as nobody does
+    with pytest.warns(RuntimeWarning, match="in training mode"):
+        block(rows())
 
 
 def test_dropout_that_is_switched_on_drops() -> None:
@@ -257,14 +262,23 @@ def test_dropout_that_is_switched_on_drops() -> None:
         assert (block(rows()) == 0).sum() > ROWS * DIM / 4
 
 
-@pytest.mark.filterwarnings("ignore:.*fused block runs its own forward:RuntimeWarning")
+def test_an_activation_that_is_changed_is_seen() -> None:
+    block, other = MLP().eval().requires_grad_(False), nn.ReLU().eval()
+    fuse(block)
+    block.act = other
+    y = block(rows())
+    unfuse(block)
+    torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
+
+
 def test_hooks_run(block: nn.Module) -> None:
     fuse(block)
     seen: list[str] = []
     inner = next(it for it in block.modules() if isinstance(it, nn.Linear))
     block.register_forward_hook(lambda *_: seen.append("block"))
     handle = inner.register_forward_hook(lambda *_: seen.append("inner"))
-    block(rows())
+    with pytest.warns(RuntimeWarning, match="has a hook on an inner layer"):
+        block(rows())
     assert seen == ["inner", "block"]
     handle.remove()
     block(rows())
@@ -274,6 +288,7 @@ def test_hooks_run(block: nn.Module) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["LlamaMLP", "BertIntermediate and BertOutput", "a sequence"])
 def test_torch_compile_takes_it_whole_and_follows_it(name: str) -> None:
+    torch._dynamo.reset()
     block = Residual(made(name)).eval()
     own = block(rows())
     fuse(block)
@@ -398,6 +413,10 @@ ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "mixed": (mixed, "its weights are not of one type on one device: fc1.weight is torch.float32 on cpu"),
     "float64": (lambda: MLP().double(), "its weights are torch.float64: there are kernels for torch.float32"),
     "meta": (lambda: MLP().to("meta"), "its weights are on meta: there are kernels for cpu, cuda"),
+    "of PyTorch": (
+        lambda: nn.TransformerEncoderLayer(DIM, 2, HIDDEN),
+        "its feed-forward block is no module of its own, but a part of the layer's forward",
+    ),
     "unknown": (MoEBlock, "its form is unknown: no known one has the children it has, router"),
 }
 
