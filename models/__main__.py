@@ -88,9 +88,15 @@ def import_(options: argparse.Namespace) -> None:
 
     _refuse_a_model(options)
     checkpoint = Checkpoint(options.source, _name(options), options.layers)
+    is_new = not options.out.exists()
     options.out.mkdir(parents=True, exist_ok=True)
-    with Progress(f"reading {options.source}") as progress:
-        weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
+    try:
+        with Progress(f"reading {options.source}") as progress:
+            weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
+    except BaseException:
+        if is_new:
+            options.out.rmdir()
+        raise
     checkpoint.config.save(options.out)
     print(f"{options.out}: {_size(checkpoint.config)}")
     if checkpoint.note is not None:

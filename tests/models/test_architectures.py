@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from kernels.numerics import disagreement
 from models import weights
+from models.__main__ import main
 from models.architectures import ARCHITECTURES
 from models.engine import load_engine
 from models.importers import Checkpoint, read_huggingface
@@ -218,6 +219,26 @@ def test_a_norm_that_counts_from_one_is_kept_in_float32(tmp_path: Path) -> None:
 def test_what_is_left_out_is_said(name: str, words: str | None, tmp_path: Path) -> None:
     note = Checkpoint(write(CASES[name], made(CASES[name]), tmp_path), "m").note
     assert note is None if words is None else words in str(note)
+
+
+def test_the_command_imports_shards_and_says_what_it_leaves_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = CASES["t5"]
+    source = write(case, made(case), tmp_path / "t5", max_shard_size="12KB")
+    assert main(["import", str(source), str(tmp_path / "out"), "--layers", "1:"]) == 0
+    assert "the decoder's are left out" in capsys.readouterr().out
+    assert load_engine(tmp_path / "out").config.depth == LAYERS - 1
+
+
+def test_a_refused_import_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = CASES["llama"]
+    model = made(case)
+    model.model.layers[2].mlp.down_proj.weight[3, 4] = torch.nan
+    source = write(case, model, tmp_path / "llama")
+    assert main(["import", str(source), str(tmp_path / "out")]) == 2
+    assert "layers.2.mlp.down_proj.weight: expected finite numbers, got NaN" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def swap(first: str, second: str) -> Callable[[dict[str, Tensor]], None]:
