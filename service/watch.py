@@ -82,7 +82,9 @@ class Watch(threading.Thread):
         """Wait for a signal and look after the processes in turn, until the server stops."""
         is_announced = False
         while not self.is_stopping:
-            if signal.sigtimedwait(STOP_SIGNALS, POLL_S):
+            received = signal.sigtimedwait(STOP_SIGNALS, POLL_S)
+            # Python gives something, and no signal, where the process was stopped for longer than that and continued.
+            if received is not None and received.si_signo in STOP_SIGNALS:
                 break
             failure = self._failure()
             if failure:

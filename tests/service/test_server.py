@@ -250,6 +250,19 @@ def connections(port: int) -> int:
     return sum(row[1].endswith(f":{port:04X}") and row[3] == "01" for row in rows)
 
 
+def test_a_parent_that_was_stopped_and_continued_goes_on(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
+    for _ in range(3):
+        os.kill(server.process.pid, signal.SIGSTOP)
+        time.sleep(0.2)  # longer than one wait of its for a signal
+        os.kill(server.process.pid, signal.SIGCONT)
+        time.sleep(0.2)
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
+    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)  # it still looks after its processes
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.stop() == 0
+
+
 def test_nothing_is_left_when_the_parent_is_killed(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
     processes = descendants(server.process.pid)
