@@ -1,7 +1,7 @@
 """What waits in a worker, and which of it is computed next.
 
-There is no delay by design: whatever waits when the engine falls idle is the next batch, so batches form by themselves
-under load and a lone request never waits for company.
+Whatever waits when the engine falls idle is the next batch, so batches form by themselves under load and a lone request
+never waits for company. `service.patience` says when it pays to give others a moment to join.
 """
 
 from collections import deque
@@ -36,10 +36,15 @@ class Batcher(Generic[Client]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def rows(self, backend: int) -> int:
+        """Return the rows that wait for a backend."""
+        return sum(request.rows for request in self._queues[backend] if not request.is_cancelled)
+
     @property
-    def rows(self) -> int:
-        """Rows that wait."""
-        return sum(request.rows for request in self._waiting.values())
+    def first(self) -> Waiting[Client] | None:
+        """The request that waits longest."""
+        waiting = [queue[0] for queue in self._queues if queue]
+        return min(waiting, key=lambda request: request.accepted_ns, default=None)
 
     def add(self, request: Waiting[Client]) -> None:
         """Append a request of at most `max_batch_rows` rows to its backend's queue."""

@@ -56,6 +56,7 @@ class Server:
             default_backend=settings.default_backend,
             max_batch_rows=settings.max_batch_rows,
             spin_us=settings.spin_us,
+            hold_share=settings.hold_share,
             log_format=settings.log_format,
             socket_directory=directory,
         )

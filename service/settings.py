@@ -108,6 +108,12 @@ class Settings(BaseSettings):
         le=10_000,
         description="how long a process looks for a lone caller's next request before it sleeps; 0 spares CPU time",
     )
+    hold_share: float = Field(
+        0.5,
+        ge=0,
+        le=1,
+        description="share of what one batch saves over two that callers just answered get to join it; 0: none",
+    )
     log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
     log_requests: bool = Field(False, description="write a line for each inference request")
     api_key: SecretStr | None = Field(

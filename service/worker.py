@@ -28,12 +28,14 @@ from service import logs
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of, without_paths
 from service.heap import freeze_heap
+from service.patience import Patience
 from service.polling import Streak
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
 from service.wire import Decoder, Kind, header
 
 RECEIVE_BYTES = 1 << 20
+HOLD_STEP_S = 50e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ class WorkerPlan:
     default_backend: str
     max_batch_rows: int
     spin_us: int
+    hold_share: float
     log_format: str
     socket_directory: Path
 
@@ -124,7 +127,13 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         freeze_heap()
         with listen(plan.socket(worker_id)) as listener:
             WorkerServer(
-                listener, lit_api.predict, plan.backends, plan.max_batch_rows, orjson.dumps(hello), plan.spin_us
+                listener,
+                lit_api.predict,
+                plan.backends,
+                plan.max_batch_rows,
+                orjson.dumps(hello),
+                plan.spin_us,
+                plan.hold_share,
             ).run()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
@@ -173,11 +182,14 @@ class WorkerServer:
         max_batch_rows: int,
         hello: bytes,
         spin_us: int = 0,
+        hold_share: float = 0.0,
     ) -> None:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
         self._streak = Streak()
+        self.patience = Patience(len(backends), hold_share)
+        self._held_until_ns = 0
         self._listener = listener
         self._run = run
         self._backends = backends
@@ -218,13 +230,20 @@ class WorkerServer:
         """Take what has come, waiting for something if nothing waits, and compute one batch."""
         for key, events in self._wait():
             key.data(events)
+        first = self._batcher.first
+        if first is not None and not self._is_stopping:
+            self._held_until_ns = self.patience.until_ns(first.backend, self._batcher.rows(first.backend))
+            if time.monotonic_ns() < self._held_until_ns:
+                return
         self._compute_next()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
         ready = self._selector.select(0)
-        if ready or len(self._batcher):
+        if ready:
             return ready
+        if len(self._batcher):
+            return self._hold()
         if not self._streak.is_long:
             return self._selector.select(None)
         limit_ns = time.monotonic_ns() + self._spin_ns
@@ -232,6 +251,14 @@ class WorkerServer:
             os.sched_yield()
             ready = self._selector.select(0)
         return ready or self._selector.select(None)
+
+    def _hold(self) -> list[tuple[selectors.SelectorKey, int]]:
+        """Give others the time to join what waits; return what comes, or nothing once the time is up."""
+        ready: list[tuple[selectors.SelectorKey, int]] = []
+        while not ready and time.monotonic_ns() < self._held_until_ns:
+            time.sleep(HOLD_STEP_S)
+            ready = self._selector.select(0)
+        return ready
 
     def _stop(self) -> None:
         self._is_stopping = True
@@ -271,6 +298,7 @@ class WorkerServer:
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
                 )
                 self._batcher.add(request)
+                self.patience.came(frame.rows, frame.start_ns)
             elif self._batcher.cancel(client, frame.request_id):  # else its result is on the way
                 self._send(client, header(Kind.CANCELLED, frame.request_id, 0))
 
@@ -342,6 +370,7 @@ class WorkerServer:
             at += size
         for client, parts in owed.items():
             self._send(client, b"".join(parts))
+        self.patience.answered(batch[0].backend, batch_rows, took_ns, time.monotonic_ns())
 
     def _send_error(self, request: Waiting[Client], error: BaseException) -> None:
         code = code_of(error)

@@ -22,7 +22,7 @@ def filled(*requests: Waiting[str], max_batch_rows: int = 8) -> Batcher[str]:
 def test_all_that_waits_for_one_backend_becomes_one_batch() -> None:
     batcher = filled(request(1), request(2, rows=3), request(3))
     assert taken(batcher) == ([1, 2, 3], [])
-    assert (len(batcher), batcher.rows) == (0, 0)
+    assert (len(batcher), batcher.rows(0)) == (0, 0)
 
 
 def test_the_backend_of_the_oldest_request_goes_first() -> None:
@@ -44,7 +44,7 @@ def test_a_batch_never_exceeds_the_row_bound_and_never_splits_a_request() -> Non
 def test_a_request_whose_deadline_passed_is_set_aside_and_takes_no_room() -> None:
     batcher = filled(request(1, deadline=5), request(2, rows=8), request(3, FUSED, deadline=5))
     assert taken(batcher, now=5) == ([2], [1, 3])
-    assert batcher.rows == 0
+    assert batcher.rows(0) == 0
 
 
 def test_an_expired_request_behind_a_live_one_is_not_computed() -> None:
@@ -56,4 +56,4 @@ def test_a_client_that_is_gone_takes_its_requests_along() -> None:
     batcher = filled(request(1), request(2))
     batcher.add(Waiting("other", 3, EAGER, 2, b"", 0, 10**9))
     assert batcher.drop("client") == 2
-    assert (taken(batcher)[0], batcher.rows) == ([3], 0)
+    assert (taken(batcher)[0], batcher.rows(0)) == ([3], 0)

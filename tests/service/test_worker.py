@@ -22,9 +22,11 @@ FOREVER_NS = 10**18
 class Caller:
     """A worker, and a connection to it."""
 
-    def __init__(self, path: Path, run: Callable[..., Tensor], max_batch_rows: int = 64) -> None:
+    def __init__(
+        self, path: Path, run: Callable[..., Tensor], max_batch_rows: int = 64, hold_share: float = 0.0
+    ) -> None:
         self._listener = listen(path)
-        self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}")
+        self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}", hold_share=hold_share)
         self.worker.watch_listener()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
@@ -58,8 +60,8 @@ Connect = Callable[..., Caller]
 def connect(tmp_path: Path) -> Iterator[Connect]:
     callers: list[Caller] = []
 
-    def make(run: Callable[..., Tensor], max_batch_rows: int = 64) -> Caller:
-        callers.append(Caller(tmp_path / f"{len(callers)}.sock", run, max_batch_rows))
+    def make(run: Callable[..., Tensor], max_batch_rows: int = 64, hold_share: float = 0.0) -> Caller:
+        callers.append(Caller(tmp_path / f"{len(callers)}.sock", run, max_batch_rows, hold_share))
         return callers[-1]
 
     yield make
@@ -88,6 +90,24 @@ def test_what_waits_is_computed_together_and_each_gets_its_own_rows(connect: Con
     ]
     for frame in frames:
         assert set(np.frombuffer(frame.payload, dtype=np.float32)) == {float(frame.request_id)}
+
+
+HOUR_NS = 3600 * 10**9
+
+
+def test_a_request_is_held_back_until_those_who_were_answered_with_it_are_back(connect: Connect) -> None:
+    caller = connect(echo, hold_share=1.0)
+    patience = caller.worker.patience
+    for rows in [1, 2] * 20:  # batches that take an hour whatever they hold, answered just now
+        patience.answered(0, rows, HOUR_NS + rows, time.monotonic_ns())
+        patience.came(rows, time.monotonic_ns())
+    patience.answered(0, 2, HOUR_NS, time.monotonic_ns())
+    caller.send(infer(1))
+    caller.turn()
+    assert caller.received() == []
+    caller.send(infer(2))
+    caller.turn()
+    assert [(frame.request_id, frame.batch_rows) for frame in caller.received()] == [(1, 2), (2, 2)]
 
 
 def test_a_cancelled_request_leaves_the_queue_uncomputed(connect: Connect) -> None:
