@@ -41,6 +41,11 @@ class Batcher(Generic[Client]):
         return sum(request.rows for request in self._queues[backend] if not request.is_cancelled)
 
     @property
+    def is_full(self) -> bool:
+        """Whether some backend's next batch would not grow by what may still come."""
+        return any(self.rows(backend) >= self._max_batch_rows for backend in range(len(self._queues)))
+
+    @property
     def first(self) -> Waiting[Client] | None:
         """The request that waits longest."""
         waiting = [queue[0] for queue in self._queues if queue]

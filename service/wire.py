@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from service.errors import InternalError
 
+SOCKET_BUFFER_BYTES = 4 << 20  # of each direction, where the host allows it: the usual 208 KiB hold four large requests
 HEADER = struct.Struct("<IBBHIIQQQQ")
 
 
@@ -84,6 +85,11 @@ class Decoder:
 
     def __init__(self) -> None:
         self._rest = bytearray()  # the start of a frame that is not whole yet
+
+    @property
+    def is_in_frame(self) -> bool:
+        """Whether a part of a frame has come, and the rest of it not yet."""
+        return bool(self._rest)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Take received bytes and return every frame that is now whole.

@@ -32,10 +32,11 @@ from service.patience import Patience
 from service.polling import Streak
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
-from service.wire import Decoder, Kind, header
+from service.wire import SOCKET_BUFFER_BYTES, Decoder, Kind, header
 
 RECEIVE_BYTES = 1 << 20
-HOLD_STEP_S = 50e-6
+HOLD_STEP_S = 50e-6  # epoll's own timeout counts in milliseconds
+REST_OF_FRAME_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +231,7 @@ class WorkerServer:
         """Take what has come, waiting for something if nothing waits, and compute one batch."""
         for key, events in self._wait():
             key.data(events)
+        self._finish_frames()
         first = self._batcher.first
         if first is not None and not self._is_stopping:
             self._held_until_ns = self.patience.until_ns(first.backend, self._batcher.rows(first.backend))
@@ -252,6 +254,32 @@ class WorkerServer:
             ready = self._selector.select(0)
         return ready or self._selector.select(None)
 
+    def _finish_frames(self) -> None:
+        """Read and write on while a frame is on its way.
+
+        A socket's buffer holds but a few large requests: a batch should be more than those, and answers should not wait
+        for the next batch to be computed.
+        """
+        limit_ns = time.monotonic_ns() + REST_OF_FRAME_NS
+        while self.is_amid_frames:
+            ready = self._selector.select(0)
+            for key, events in ready:
+                key.data(events)
+            now_ns = time.monotonic_ns()
+            if ready:
+                limit_ns = now_ns + REST_OF_FRAME_NS
+            elif now_ns > limit_ns:  # a process that was stopped, or is slow; others are not kept waiting for it
+                break
+            else:
+                os.sched_yield()
+
+    @property
+    def is_amid_frames(self) -> bool:
+        """Whether part of a frame is still to be read or written."""
+        if any(client.outgoing for client in self._clients):
+            return True
+        return any(client.decoder.is_in_frame for client in self._clients) and not self._batcher.is_full
+
     def _hold(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Give others the time to join what waits; return what comes, or nothing once the time is up."""
         ready: list[tuple[selectors.SelectorKey, int]] = []
@@ -273,6 +301,7 @@ class WorkerServer:
     def adopt(self, connection: socket.socket) -> None:
         """Serve one more connection."""
         connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         client = Client(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))

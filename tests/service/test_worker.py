@@ -1,6 +1,7 @@
 """One worker's loop, turned by hand, with a caller at the other end of a real socket."""
 
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.errors import OutOfMemoryError
+from service import worker
 from service.wire import Decoder, Frame, Kind
 from service.worker import WorkerServer, listen
 from tests.service.frames import packed
@@ -46,6 +48,14 @@ class Caller:
             return self._decoder.feed(self._socket.recv(1 << 20))
         except BlockingIOError:
             return []
+
+    def all_of(self, count: int) -> list[Frame]:
+        """Wait for so many frames."""
+        frames: list[Frame] = []
+        self._socket.setblocking(True)
+        while len(frames) < count:
+            frames += self._decoder.feed(self._socket.recv(1 << 20))
+        return frames
 
     def close(self) -> None:
         self._socket.close()
@@ -90,6 +100,25 @@ def test_what_waits_is_computed_together_and_each_gets_its_own_rows(connect: Con
     ]
     for frame in frames:
         assert set(np.frombuffer(frame.payload, dtype=np.float32)) == {float(frame.request_id)}
+
+
+def test_requests_that_no_socket_buffer_holds_at_once_are_one_batch(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "REST_OF_FRAME_NS", HOUR_NS)  # the sender may be slow here
+    caller = connect(echo, max_batch_rows=1 << 21)
+    frames = [infer(number, rows=20_000) for number in range(1, 61)]  # 160 kB each
+    sender = threading.Thread(target=caller.send, args=frames)
+    sender.start()
+    received: list[Frame] = []
+    reader = threading.Thread(target=lambda: received.extend(caller.all_of(len(frames))))
+    reader.start()
+    caller.turn()
+    while caller.worker.is_amid_frames:
+        caller.turn()
+    for thread in (sender, reader):
+        thread.join(60)
+    assert {frame.batch_rows for frame in received} == {60 * 20_000}
 
 
 HOUR_NS = 3600 * 10**9
