@@ -94,7 +94,7 @@ class Engine:
         x = x.contiguous()
         if x.shape[0] == 0:
             return torch.empty((*rows.shape[:-1], self.config.width_out), dtype=self.dtype, device=self.device)
-        self._set_threads(1 if runner.is_thread_count_free and len(x) <= self._small_rows else self.threads)
+        self._set_threads_for(runner, len(x))
         try:
             result = runner(x)
         except RuntimeError as error:
@@ -123,7 +123,8 @@ class Engine:
         """
         if not isinstance(max_rows, int) or isinstance(max_rows, bool) or max_rows < 1:
             raise InputError(f"max_rows: expected a positive integer, got {max_rows!r}")
-        self._set_threads(self.threads)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)
         for name, backend in list(self._backends.items()):
 
             def report(done: int, total: int, name: str = name) -> None:
@@ -154,8 +155,17 @@ class Engine:
             raise BackendUnavailableError(name, status.reason, self._backends)
         return self._backends[name]
 
-    def _set_threads(self, count: int) -> None:
+    def set_threads(self, backend: str, rows: int) -> None:
+        """Let the calling thread's operators use as many threads as `run` gives so many rows.
+
+        Raises:
+            UnknownBackendError, BackendUnavailableError: as `run`.
+        """
+        self._set_threads_for(self._available(backend), rows)
+
+    def _set_threads_for(self, runner: Backend, rows: int) -> None:
         # PyTorch's count belongs to the calling thread, and other engines set it too.
+        count = 1 if runner.is_thread_count_free and rows <= self._small_rows else self.threads
         if torch.get_num_threads() != count:
             torch.set_num_threads(count)
 

@@ -8,14 +8,14 @@ Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity
+from torch.autograd import profiler
 
 from models.engine import Engine
 from models.errors import InputError
@@ -26,6 +26,7 @@ FORWARDS = 10
 _COMPILED_KERNELS = ("graph_", "cpp_fused")
 _PRODUCTS = ("linear", "addmm", "::mm", "::matmul")
 _NAME_WIDTH = 60
+_Sums = dict[tuple[str, str], list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +81,38 @@ def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) 
         InputError: `rows` is not positive.
         UnknownBackendError, BackendUnavailableError: as `Engine.run`.
     """
-    if rows < 1:
-        raise InputError(f"rows: expected a positive integer, got {rows}")
-    x = torch.randn(rows, engine.config.width_in).to(engine.device, engine.dtype)
+    x = _input(engine, rows)
     engine.run(x, backend)
     runner = engine.runner(backend)
     lines = profiled(lambda: runner(x), engine.device, engine.dtype.itemsize, trace)
     return Profile(backend, runner.implementation, rows, lines)
+
+
+def profile_in_steps(
+    engine: Engine, rows: int, backend: str, trace: Path | None = None
+) -> Generator[None, None, Profile]:
+    """Profile as `profile` does, one pass a step: between two of them the engine may run something else.
+
+    The trace is of the last pass. What it returns at its end is the profile.
+
+    Raises:
+        InputError, UnknownBackendError, BackendUnavailableError: as `profile`, in the first step.
+    """
+    x = _input(engine, rows)
+    for _ in range(FORWARDS):
+        engine.run(x, backend)
+        yield
+    runner = engine.runner(backend)
+    sums: _Sums = {}
+    for done in range(FORWARDS):
+        engine.set_threads(backend, rows)
+        session = _recorded(lambda: runner(x), 1, engine.device)
+        _add(sums, session, engine.dtype.itemsize)
+        if done < FORWARDS - 1:
+            yield
+    if trace is not None:
+        session.export_chrome_trace(str(trace))
+    return Profile(backend, runner.implementation, rows, _lines(sums))
 
 
 @torch.inference_mode()
@@ -103,34 +129,12 @@ def profiled(
     """
     for _ in range(FORWARDS):
         run()
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-        torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=activities, record_shapes=True) as session:
-        for _ in range(FORWARDS):
-            run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    session = _recorded(run, FORWARDS, device)
     if trace is not None:
         session.export_chrome_trace(str(trace))
-    sums: dict[tuple[str, str], list[Any]] = {}
-    for event in session.events() or ():
-        if event.device_type.name == "CPU":
-            if not _is_operator(event) or _has_operator_above(event):
-                continue
-            level, time_us, n_bytes = "operator", event.cpu_time_total, _bytes(event, itemsize)
-        else:
-            level, time_us, n_bytes = "kernel", event.device_time_total, None
-        entry = sums.setdefault((level, event.name), [0, 0.0, 0])
-        entry[0] += 1
-        entry[1] += time_us
-        entry[2] = None if n_bytes is None or entry[2] is None else entry[2] + n_bytes
-    lines = [
-        Line(level, name, count / FORWARDS, time_us / FORWARDS, None if total is None else total // FORWARDS)
-        for (level, name), (count, time_us, total) in sums.items()
-    ]
-    return tuple(sorted(lines, key=lambda line: (line.level != "operator", -line.time_us)))
+    sums: _Sums = {}
+    _add(sums, session, itemsize)
+    return _lines(sums)
 
 
 def table(found: Profile) -> str:
@@ -191,6 +195,54 @@ def chart(profiles: Sequence[Profile], path: Path) -> None:
 def trace_path(path: Path, backend: str, n_backends: int) -> Path:
     """Return where a backend's trace goes: `path`, with the backend's name in it where there are several."""
     return path if n_backends == 1 else path.with_name(f"{path.stem}-{backend}{path.suffix}")
+
+
+def _input(engine: Engine, rows: int) -> Tensor:
+    if rows < 1:
+        raise InputError(f"rows: expected a positive integer, got {rows}")
+    return torch.randn(rows, engine.config.width_in).to(engine.device, engine.dtype)
+
+
+@torch.inference_mode()
+def _recorded(run: Callable[[], Tensor], passes: int, device: torch.device) -> Any:
+    """Return the ended session of so many passes.
+
+    It is the profiler that `torch.profiler` wraps, which imports all of Inductor when it first starts: a second in
+    which a server would answer nobody.
+    """
+    is_cuda = device.type == "cuda"
+    if is_cuda:
+        torch.cuda.synchronize(device)
+    with profiler.profile(use_kineto=True, use_device="cuda" if is_cuda else None, record_shapes=True) as session:
+        for _ in range(passes):
+            run()
+        if is_cuda:
+            torch.cuda.synchronize(device)
+    return session
+
+
+def _add(sums: _Sums, session: Any, itemsize: int) -> None:
+    """Add a session's events to the count, the microseconds and the bytes by level and name."""
+    for event in session.function_events or ():
+        if event.device_type.name == "CPU":
+            if not _is_operator(event) or _has_operator_above(event):
+                continue
+            level, time_us, n_bytes = "operator", event.cpu_time_total, _bytes(event, itemsize)
+        else:
+            level, time_us, n_bytes = "kernel", event.device_time_total, None
+        entry = sums.setdefault((level, event.name), [0, 0.0, 0])
+        entry[0] += 1
+        entry[1] += time_us
+        entry[2] = None if n_bytes is None or entry[2] is None else entry[2] + n_bytes
+
+
+def _lines(sums: _Sums) -> tuple[Line, ...]:
+    """Return what `FORWARDS` passes added up to, as of one."""
+    lines = [
+        Line(level, name, count / FORWARDS, time_us / FORWARDS, None if total is None else total // FORWARDS)
+        for (level, name), (count, time_us, total) in sums.items()
+    ]
+    return tuple(sorted(lines, key=lambda line: (line.level != "operator", -line.time_us)))
 
 
 def _is_operator(event: Any) -> bool:

@@ -10,10 +10,20 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from models.config import ModelConfig
 from service import openinference
+from service.comparison import Comparison
 from service.dispatch import Dispatcher
 from service.errors import DrainingError, NotFoundError, NotReadyError
+from service.kernel_profiles import KernelProfiles
 from service.metrics import Metrics
-from service.schemas import BackendBody, BackendReply, parse_json, require_json, validate
+from service.schemas import (
+    BackendBody,
+    BackendReply,
+    CompareReply,
+    ProfileReply,
+    parse_json,
+    require_json,
+    validate,
+)
 
 NAME = "fused-mlp-server"
 VERSION = "0.1.0"
@@ -23,6 +33,8 @@ HOST_ROUTES = ("/", "/info", "/health")  # LitServe's own, which say nothing of 
 
 ModelName = Annotated[str, Path(description="the served model's name")]
 
+TraceName = Annotated[str, Path(alias="id", description="as the reply of POST /profile names it")]
+
 
 def page_of(model: str) -> str:
     """Return the page with the model's name as a JavaScript string."""
@@ -30,7 +42,14 @@ def page_of(model: str) -> str:
     return PAGE.read_text().replace('"{{MODEL}}"', name)
 
 
-def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig, metrics: Metrics) -> None:
+def add_routes(
+    app: FastAPI,
+    dispatcher: Dispatcher,
+    config: ModelConfig,
+    metrics: Metrics,
+    comparison: Comparison,
+    profiles: KernelProfiles,
+) -> None:
     """Register the routes; their errors rise to the front, which gives them their form."""
 
     def require_model(name: str) -> None:
@@ -104,6 +123,22 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher, config: ModelConfig, metric
         body = validate(BackendBody, parse_json(await request.body()))
         dispatcher.set_default_backend(body.default)
         return backend_reply()
+
+    @app.post("/compare", tags=["backends"], response_model=CompareReply)
+    async def post_compare(request: Request) -> Response:
+        """Run the same rows through every ready backend, and tell each one's time and difference from eager."""
+        return Response((await comparison.answer(request))[1], media_type="application/json")
+
+    @app.post("/profile", tags=["backends"], response_model=ProfileReply)
+    async def post_profile(request: Request) -> Response:
+        """Tell the operators and kernels of a backend's forward pass, with counts and times."""
+        return Response((await profiles.answer(request))[1], media_type="application/json")
+
+    @app.get("/profile/{id}.json", tags=["backends"])
+    async def get_trace(name: TraceName) -> Response:
+        """Download a profile's trace, for ui.perfetto.dev."""
+        disposition = {"content-disposition": f'attachment; filename="profile-{name[:8]}.json"'}
+        return Response(await profiles.trace(name), media_type="application/json", headers=disposition)
 
     @app.get("/metrics", tags=["operation"], response_class=PlainTextResponse)
     async def get_metrics() -> Response:

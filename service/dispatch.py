@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import orjson
@@ -36,6 +36,7 @@ PREFERENCE = ("fused", "compiled", "eager")
 RECONNECT_INTERVAL_S = 0.05
 FRAMES_PER_WRITE = 8  # the worker starts on the first of many while the rest are still being read
 NEVER_NS = 1 << 63
+DRAINING = "the server is stopping and takes no new requests; send it to another one"
 NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
 log = logging.getLogger(__name__)
 
@@ -55,10 +56,13 @@ class Result(NamedTuple):
 Deliver = Callable[[Result | Exception], None]
 """Takes a request's outcome, once, on the event loop."""
 
+DeliverProfile = Callable[[bytes | Exception], None]
+"""Takes a profile as the JSON that the worker wrote, likewise."""
+
 
 @dataclass(slots=True)
 class _Pending:
-    deliver: Deliver | None  # None once the caller has its outcome, or is gone
+    deliver: Callable[[Any], None] | None  # None once the caller has its outcome, or is gone
     rows: int
     deadline_ns: int
     timeout_s: float
@@ -111,6 +115,18 @@ class WorkerLink(asyncio.Protocol):
         self._send(head, payload)
         self._pending[request_id] = _Pending(deliver, count, deadline_ns, timeout_s)
         self.rows += count
+        if deadline_ns < self._alarm_ns:
+            self._set_alarm(deadline_ns)
+        return request_id
+
+    def profile(self, rows: int, backend: int, trace: Path, timeout_s: float, deliver: DeliverProfile) -> int:
+        """Ask the worker for a profile; return the request's number here. Its rows are none of the queue's."""
+        request_id = next(self._ids)
+        payload = str(trace).encode()
+        now_ns = time.monotonic_ns()
+        deadline_ns = now_ns + int(timeout_s * 1e9)
+        self._send(header(Kind.PROFILE, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
+        self._pending[request_id] = _Pending(deliver, 0, deadline_ns, timeout_s)
         if deadline_ns < self._alarm_ns:
             self._set_alarm(deadline_ns)
         return request_id
@@ -191,8 +207,10 @@ class WorkerLink(asyncio.Protocol):
                 settle(pending, self._outcome(frame))
         self._on_load()
 
-    def _outcome(self, frame: Frame) -> Result | Exception:
-        if frame.kind == Kind.ERROR:
+    def _outcome(self, frame: Frame) -> Result | bytes | Exception:
+        if frame.kind != Kind.RESULT:
+            if frame.kind == Kind.PROFILED:
+                return bytes(frame.payload)
             code, _, message = str(frame.payload, "utf-8").partition("\n")
             return RemoteError(code, message)
         backend = self._names[frame.backend]
@@ -237,7 +255,7 @@ def told(state: BackendState) -> BackendState:
     return state
 
 
-def settle(pending: _Pending, outcome: Result | Exception) -> None:
+def settle(pending: _Pending, outcome: Result | bytes | Exception) -> None:
     """Hand an outcome to whoever waits for it, unless that has happened; one that fails at it harms no other."""
     if pending.deliver is not None:
         deliver, pending.deliver = pending.deliver, None
@@ -279,7 +297,7 @@ class Dispatcher:
         self._sockets = list(sockets)
         self._links: list[WorkerLink | None] = [None] * len(self._sockets)
         self._max_queue_rows = max_queue_rows
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._tasks: list[asyncio.Task[None]] = []
         self._up: list[WorkerLink] = []
         self._process: int | None = None
@@ -409,7 +427,7 @@ class Dispatcher:
             UnknownBackendError, BackendUnavailableError: the backend it names does not serve.
         """
         if self.state.is_draining:
-            raise DrainingError("the server is stopping and takes no new requests; send it to another one")
+            raise DrainingError(DRAINING)
         if backend is None:
             raise NotReadyError(NOT_READY)
         self._require_available(backend)
@@ -419,6 +437,21 @@ class Dispatcher:
                 f"the queue is full: {in_flight} rows in flight of at most {self._max_queue_rows}; try again later"
             )
         link = self._up[0] if len(self._up) == 1 else min(self._up, key=lambda link: link.rows)
-        timeout_s = self._timeout_s if request.timeout_s is None else min(self._timeout_s, request.timeout_s)
+        timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
         request_id = link.send(request.rows, self.backends.index(backend), accepted_ns, timeout_s, deliver)
+        return Ticket(link, request_id, self._metrics)
+
+    def profile(self, rows: int, backend: str | None, trace: Path, deliver: DeliverProfile) -> Ticket:
+        """Ask a worker for a profile and a trace written to `trace`; `deliver` is called with its outcome.
+
+        Raises:
+            DrainingError, NotReadyError, UnknownBackendError, BackendUnavailableError: as `submit`.
+        """
+        if self.state.is_draining:
+            raise DrainingError(DRAINING)
+        if backend is None:
+            raise NotReadyError(NOT_READY)
+        self._require_available(backend)
+        link = min(self._up, key=lambda link: link.rows)
+        request_id = link.profile(rows, self.backends.index(backend), trace, self.timeout_s, deliver)
         return Ticket(link, request_id, self._metrics)

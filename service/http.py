@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect
 from service.errors import MethodNotAllowedError, TooLargeError, code_of
 from service.inference import Headers, Inference, Operation, declared_length, logged_reply, request_id_of
 from service.reply import Reply
-from service.response import App, Message, Receive, Response, Scope, Send
+from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
 DISCARD_BYTES = 256 << 20
@@ -50,6 +50,7 @@ class Front:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
             if operation is None:
+                scope[REQUEST_ID] = request_id
                 await self._app(scope, bounded(receive, self._inference.options.max_body_bytes), response.forward)
                 response.raise_for_held(scope)
                 return

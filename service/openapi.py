@@ -64,7 +64,13 @@ def add_docs(app: FastAPI) -> None:
 
 def complete(document: dict[str, Any]) -> dict[str, Any]:
     """Add the inference routes and the form of every error to FastAPI's document."""
-    bodies: list[type[BaseModel]] = [schemas.PredictBody, schemas.BackendBody, openinference.InferBody]
+    bodies: list[type[BaseModel]] = [
+        schemas.PredictBody,
+        schemas.BackendBody,
+        schemas.CompareBody,
+        schemas.ProfileBody,
+        openinference.InferBody,
+    ]
     replies: list[type[BaseModel]] = [schemas.PredictReply, openinference.InferReply, schemas.ErrorReply]
     _, definitions = models_json_schema(
         [*((model, "validation") for model in bodies), *((model, "serialization") for model in replies)],
@@ -82,6 +88,8 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     paths["/predict"] = {"post": predict}
     paths["/predict/{backend}"] = {"post": predict | {"parameters": [backend]}}
     paths["/backend"]["put"]["requestBody"] = content(schemas.BackendBody) | {"required": True}
+    paths["/compare"]["post"]["requestBody"] = content(schemas.CompareBody) | {"required": True}
+    paths["/profile"]["post"]["requestBody"] = content(schemas.ProfileBody) | {"required": True}
     infer = paths["/v2/models/{name}/infer"]["post"]
     infer |= operation(
         "Run the model on one tensor", "Open Inference Protocol", openinference.InferBody, openinference.InferReply

@@ -91,6 +91,78 @@ class PredictReply(Body):
     timing: Timing
 
 
+class CompareBody(Body):
+    """Body of `POST /compare`."""
+
+    inputs: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)]
+    backends: list[str] | None = Field(
+        None, min_length=1, max_length=16, description="which ones to compare; left out: every one that is ready"
+    )
+    id: str | None = Field(None, max_length=MAX_ID_CHARACTERS, description="echoed in the reply")
+    timeout_ms: float | None = Field(
+        None, gt=0, le=3_600_000, description="give up after this many milliseconds, all backends together"
+    )
+
+
+class ComparedBackend(Body):
+    """One backend's run of a comparison: what came back, or the error that did."""
+
+    implementation: str | None = Field(None, description="what ran the rows: torch, inductor, onednn, triton")
+    queue_ms: float | None = None
+    compute_ms: float | None = None
+    total_ms: float | None = Field(None, description="from its turn to its result")
+    batch_rows: int | None = None
+    max_abs_diff: float | None = Field(None, description="the largest difference of any number from the reference's")
+    max_rel_diff: float | None = Field(
+        None, description="the largest difference relative to the reference's largest number of the same row"
+    )
+    reason: str | None = Field(None, description="why there are no differences")
+    outputs: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)] = None
+    labels: Annotated[Any, Field(description="the label of each row's largest output, where the model has labels")] = (
+        None
+    )
+    error: str | None = Field(None, description="why this backend gave no result")
+    code: str | None = Field(None, description="the error's slug")
+
+
+class CompareReply(Body):
+    """Reply of `POST /compare`."""
+
+    rows: int
+    reference: str = Field(description="the backend that differences are taken from")
+    backends: dict[str, ComparedBackend]
+    id: str | None = None
+
+
+class ProfileBody(Body):
+    """Body of `POST /profile`."""
+
+    rows: int | None = Field(None, ge=1, description="rows of a forward pass; left out: 64, or the most there may be")
+    backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
+
+
+class ProfileLine(Body):
+    """One operator or kernel of a forward pass."""
+
+    level: str = Field(description="operator (what PyTorch calls) or kernel (what a GPU runs)")
+    name: str
+    count: float = Field(description="how often it runs in a pass")
+    time_us: float = Field(description="of all of them together, the mean over the passes")
+    bytes: int | None = Field(description="operands read and results written; null where no shapes are recorded")
+
+
+class ProfileReply(Body):
+    """Reply of `POST /profile`."""
+
+    backend: str
+    implementation: str
+    rows: int
+    operators: float = Field(description="how many a pass has")
+    kernels: float = Field(description="how many a pass has; none on a CPU")
+    lines: list[ProfileLine]
+    trace: str | None = Field(description="where to download the last pass for ui.perfetto.dev; null: it is too large")
+
+
 class BackendBody(Body):
     """Body of `PUT /backend`."""
 
@@ -319,6 +391,24 @@ def parse_predict(body: bytes | bytearray, width: int, max_rows: int) -> Inferen
     rows, shape = rows_from_lists(parsed.inputs, width, max_rows)
     timeout_s = None if parsed.timeout_ms is None else parsed.timeout_ms / 1e3
     return InferenceRequest(rows, shape, parsed.backend, timeout_s, parsed.id)
+
+
+def parse_compare(
+    body: bytes | bytearray, width: int, max_rows: int
+) -> tuple[InferenceRequest, tuple[str, ...] | None]:
+    """Read the body of `POST /compare`: the request, and the backends that it names.
+
+    Raises:
+        BadRequestError: the body is not one that the route takes.
+        TooLargeError: more than `max_rows` rows.
+    """
+    parsed = validate(CompareBody, parse_json(body))
+    names = None if parsed.backends is None else tuple(parsed.backends)
+    if names is not None and len(set(names)) < len(names):
+        raise BadRequestError(f"backends: expected each at most once, got {', '.join(map(shortened, names))}")
+    rows, shape = rows_from_lists(parsed.inputs, width, max_rows)
+    timeout_s = None if parsed.timeout_ms is None else parsed.timeout_ms / 1e3
+    return InferenceRequest(rows, shape, None, timeout_s, parsed.id), names
 
 
 def require_finite(outputs: Rows) -> None:

@@ -2,17 +2,20 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 
 from models.config import ModelConfig
 from service import logs
+from service.comparison import Comparison
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
 from service.host import Host
 from service.http import Front
 from service.inference import Inference, InferenceOptions
+from service.kernel_profiles import KernelProfiles
 from service.lifespan import lifespan
 from service.metrics import Metrics
 from service.openapi import describe
@@ -81,9 +84,6 @@ class Server:
             settings.timeout_s,
             self.metrics,
         )
-        app: FastAPI = self.host.app
-        add_routes(app, dispatcher, config, self.metrics)
-        describe(app, NAME, VERSION)
         options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
@@ -92,6 +92,20 @@ class Server:
             max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
+        traces = directory / "traces"
+        traces.mkdir()
+        app: FastAPI = self.host.app
+        middleware: list[Any] = app.user_middleware
+        middleware[:] = [each for each in middleware if each.cls is not GZipMiddleware]  # level 9, on the event loop
+        add_routes(
+            app,
+            dispatcher,
+            config,
+            self.metrics,
+            Comparison(dispatcher, options, self.metrics),
+            KernelProfiles(dispatcher, traces, settings.request_rows),
+        )
+        describe(app, NAME, VERSION)
         self.inference = Inference(dispatcher, options, self.metrics)
         app.router.lifespan_context = lifespan(
             app.router.lifespan_context,

@@ -4,11 +4,13 @@ A frame is a fixed little-endian header and a payload. Times are nanoseconds of 
 one host share. Rows travel as float32, row-major, the width being the model's.
 
     API process -> worker   INFER      rows to compute
-                            CANCEL     nobody waits for these rows any more
+                            CANCEL     nobody waits for these rows, or this profile, any more
+                            PROFILE    UTF-8: where to write the trace of a forward pass
     worker -> API process   HELLO      JSON: device, threads, each backend's state; the first frame, sent when warm
                             RESULT     rows computed
                             ERROR      UTF-8: the code, a line feed, the message
-                            CANCELLED  the rows left the queue uncomputed
+                            CANCELLED  the rows left the queue uncomputed, the profile is given up
+                            PROFILED   JSON: the operators and kernels of a forward pass
 """
 
 import enum
@@ -30,6 +32,8 @@ class Kind(enum.IntEnum):
     ERROR = 4
     CANCEL = 5
     CANCELLED = 6
+    PROFILE = 7
+    PROFILED = 8
 
 
 KINDS = frozenset(Kind)
@@ -42,9 +46,9 @@ class Frame(NamedTuple):
         kind: what the payload is.
         request_id: unique within one connection.
         backend: index into the server's list of backends.
-        rows: number of rows in the payload.
+        rows: number of rows in the payload; PROFILE: of a pass.
         start_ns: INFER: when the request was accepted. RESULT: how long it waited for its batch.
-        end_ns: INFER: the deadline. RESULT: how long its batch computed.
+        end_ns: INFER, PROFILE: the deadline. RESULT: how long its batch computed.
         batch_rows: RESULT: rows of the batch it was computed in.
         batch_ns: RESULT: from the batch's being taken out of the queue to its computing.
         payload: the bytes.

@@ -13,10 +13,10 @@ import sys
 import time
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import litserve as ls
 import orjson
@@ -32,11 +32,15 @@ from service.patience import Patience
 from service.polling import Streak
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
-from service.wire import SOCKET_BUFFER_BYTES, Decoder, Kind, header
+from service.wire import SOCKET_BUFFER_BYTES, Decoder, Frame, Kind, header
 
 RECEIVE_BYTES = 1 << 20
 HOLD_STEP_S = 50e-6  # epoll's own timeout counts in milliseconds
 REST_OF_FRAME_NS = 1_000_000
+SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on stderr otherwise
+
+Profiling = Generator[None, None, dict[str, object]]
+"""A profile in the making: a forward pass a step; what it returns is JSON's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         from models.engine import load_engine
 
         setproctitle("fused-mlp-server: worker")
+        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
         unblock_signals()
         plan = self.plan
@@ -90,6 +95,13 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Run rows through the engine: `predict(rows, backend=...)`."""
         return self.engine.run(x, kwargs["backend"])
+
+    def profile(self, rows: int, backend: str, trace: Path) -> "Profiling":
+        """Profile forward passes, one a step, and write a trace."""
+        from models.profile import profile_in_steps
+
+        found = yield from profile_in_steps(self.engine, rows, backend, trace)
+        return found.to_dict()
 
 
 class EngineLoop(LitLoop):  # type: ignore[misc]
@@ -135,6 +147,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 orjson.dumps(hello),
                 plan.spin_us,
                 plan.hold_share,
+                lit_api.profile,
             ).run()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
@@ -172,8 +185,33 @@ class Client:
         self.outgoing: deque[bytes | memoryview] = deque()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ProfileJob:
+    """A profile that somebody waits for; `deadline_ns` is of CLOCK_MONOTONIC."""
+
+    client: Client
+    request_id: int
+    deadline_ns: int
+    steps: Profiling
+
+
+class Asked(Protocol):
+    """What is answered: an inference request or a profile."""
+
+    @property
+    def client(self) -> Client:
+        """Who asked."""
+
+    @property
+    def request_id(self) -> int:
+        """The caller's number for it."""
+
+
 class WorkerServer:
-    """Reads requests from API processes, computes batches, writes results."""
+    """Reads requests from API processes, computes batches, writes results.
+
+    A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more.
+    """
 
     def __init__(
         self,
@@ -184,8 +222,12 @@ class WorkerServer:
         hello: bytes,
         spin_us: int = 0,
         hold_share: float = 0.0,
+        profile: Callable[[int, str, Path], Profiling] | None = None,
     ) -> None:
-        """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame."""
+        """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame.
+
+        `profile(rows, name, trace)` profiles so many rows in steps.
+        """
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
         self._streak = Streak()
@@ -195,6 +237,8 @@ class WorkerServer:
         self._run = run
         self._backends = backends
         self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
+        self._profile = profile
+        self._jobs: deque[ProfileJob] = deque()
         self._hello = hello
         self._clients: set[Client] = set()
         self._selector = selectors.DefaultSelector()
@@ -228,7 +272,7 @@ class WorkerServer:
         self._selector.close()
 
     def turn(self) -> None:
-        """Take what has come, waiting for something if nothing waits, and compute one batch."""
+        """Take what has come, waiting for something if nothing waits, and compute one batch, profile one pass."""
         for key, events in self._wait():
             key.data(events)
         self._finish_frames()
@@ -238,6 +282,8 @@ class WorkerServer:
             if time.monotonic_ns() < self._held_until_ns:
                 return
         self._compute_next()
+        if self._jobs:
+            self._profile_next()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
@@ -246,6 +292,8 @@ class WorkerServer:
             return ready
         if len(self._batcher):
             return self._hold()
+        if self._jobs:
+            return ready
         if not self._streak.is_long:
             return self._selector.select(None)
         limit_ns = time.monotonic_ns() + self._spin_ns
@@ -328,14 +376,46 @@ class WorkerServer:
                 )
                 self._batcher.add(request)
                 self.patience.came(frame.rows, frame.start_ns)
-            elif self._batcher.cancel(client, frame.request_id):  # else its result is on the way
-                self._send(client, header(Kind.CANCELLED, frame.request_id, 0))
+            elif frame.kind == Kind.PROFILE:
+                self._add_profile(client, frame)
+            elif self._batcher.cancel(client, frame.request_id) or self._give_up_profile(client, frame.request_id):
+                self._send(client, header(Kind.CANCELLED, frame.request_id, 0))  # else its result is on the way
 
     def _drop(self, client: Client) -> None:
         self._clients.discard(client)
         self._batcher.drop(client)
+        for job in [job for job in self._jobs if job.client is client]:
+            self._jobs.remove(job)
         self._selector.unregister(client.socket)
         client.socket.close()
+
+    def _add_profile(self, client: Client, frame: Frame) -> None:
+        assert self._profile is not None  # noqa: S101
+        trace = Path(str(frame.payload, "utf-8"))
+        steps = self._profile(frame.rows, self._backends[frame.backend], trace)
+        self._jobs.append(ProfileJob(client, frame.request_id, frame.end_ns, steps))
+
+    def _give_up_profile(self, client: Client, request_id: int) -> bool:
+        for job in self._jobs:
+            if job.client is client and job.request_id == request_id:
+                self._jobs.remove(job)
+                return True
+        return False
+
+    def _profile_next(self) -> None:
+        """Take the oldest profile one step further; answer it at its end."""
+        job = self._jobs[0]
+        try:
+            if job.deadline_ns <= time.monotonic_ns():
+                raise DeadlineExceededError("the deadline passed before the profile was done; ask for fewer rows")
+            next(job.steps)
+        except StopIteration as end:
+            self._jobs.popleft()
+            payload = orjson.dumps(end.value)
+            self._send(job.client, header(Kind.PROFILED, job.request_id, len(payload)) + payload)
+        except Exception as error:
+            self._jobs.popleft()
+            self._send_error(job, error)
 
     def _compute_next(self) -> None:
         taken_ns = time.monotonic_ns()
@@ -401,7 +481,7 @@ class WorkerServer:
             self._send(client, b"".join(parts))
         self.patience.answered(batch[0].backend, batch_rows, took_ns, time.monotonic_ns())
 
-    def _send_error(self, request: Waiting[Client], error: BaseException) -> None:
+    def _send_error(self, request: Asked, error: BaseException) -> None:
         code = code_of(error)
         # The front logs the former, and tells less.
         message = first_line(error) if code == "internal" else without_paths(message_of(error))

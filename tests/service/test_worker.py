@@ -3,10 +3,12 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from torch import Tensor
 from models.errors import OutOfMemoryError
 from service import worker
 from service.wire import Decoder, Frame, Kind
-from service.worker import WorkerServer, listen
+from service.worker import Profiling, WorkerServer, listen
 from tests.service.frames import packed
 
 BACKENDS = ("eager", "fused")
@@ -25,10 +27,17 @@ class Caller:
     """A worker, and a connection to it."""
 
     def __init__(
-        self, path: Path, run: Callable[..., Tensor], max_batch_rows: int = 64, hold_share: float = 0.0
+        self,
+        path: Path,
+        run: Callable[..., Tensor],
+        max_batch_rows: int = 64,
+        hold_share: float = 0.0,
+        profile: Callable[[int, str, Path], Profiling] | None = None,
     ) -> None:
         self._listener = listen(path)
-        self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}", hold_share=hold_share)
+        self.worker = WorkerServer(
+            self._listener, run, BACKENDS, max_batch_rows, b"{}", hold_share=hold_share, profile=profile
+        )
         self.worker.watch_listener()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
@@ -70,8 +79,8 @@ Connect = Callable[..., Caller]
 def connect(tmp_path: Path) -> Iterator[Connect]:
     callers: list[Caller] = []
 
-    def make(run: Callable[..., Tensor], max_batch_rows: int = 64, hold_share: float = 0.0) -> Caller:
-        callers.append(Caller(tmp_path / f"{len(callers)}.sock", run, max_batch_rows, hold_share))
+    def make(run: Callable[..., Tensor], **arguments: Any) -> Caller:
+        callers.append(Caller(tmp_path / f"{len(callers)}.sock", run, **arguments))
         return callers[-1]
 
     yield make
@@ -237,3 +246,88 @@ def test_a_caller_that_is_gone_takes_its_requests_along(connect: Connect, tmp_pa
         caller.turn()
         frames = caller.received()
     assert [(frame.request_id, frame.rows) for frame in frames] == [(6, 1)]
+
+
+def profile_frame(request_id: int, rows: int = 3, backend: int = 1, deadline_ns: int = FOREVER_NS) -> Frame:
+    return Frame(Kind.PROFILE, request_id, b"trace.json", backend, rows, time.monotonic_ns(), deadline_ns)
+
+
+class Passes:
+    """An engine and a profiler that only write down what they are asked for."""
+
+    def __init__(self, passes: int = 4) -> None:
+        self.events: list[str] = []
+        self._passes = passes
+
+    def run(self, rows: Tensor, backend: str) -> Tensor:  # noqa: ARG002
+        self.events.append(f"batch of {len(rows)}")
+        return rows.clone()
+
+    def profile(self, rows: int, backend: str, trace: Path) -> Generator[None, None, dict[str, object]]:
+        for index in range(self._passes):
+            self.events.append(f"pass {index}")
+            if index < self._passes - 1:
+                yield
+        return {"rows": rows, "backend": backend, "trace": str(trace)}
+
+
+def test_no_batch_waits_for_more_than_one_pass_of_a_profile(connect: Connect) -> None:
+    passes = Passes()
+    caller = connect(passes.run, profile=passes.profile)
+    caller.send(profile_frame(1), infer(2), infer(3, rows=2))
+    caller.turn()
+    caller.turn()
+    caller.send(infer(4))
+    caller.turn()
+    caller.turn()
+    assert passes.events == ["batch of 3", "pass 0", "pass 1", "batch of 1", "pass 2", "pass 3"]
+    frames = caller.received()
+    assert [(frame.kind, frame.request_id) for frame in frames] == [
+        (Kind.RESULT, 2),
+        (Kind.RESULT, 3),
+        (Kind.RESULT, 4),
+        (Kind.PROFILED, 1),
+    ]
+    assert orjson.loads(frames[-1].payload) == {"rows": 3, "backend": "fused", "trace": "trace.json"}
+
+
+def test_a_profile_ends_with_its_caller_its_deadline_or_its_wish(connect: Connect, tmp_path: Path) -> None:
+    passes = Passes(passes=1000)
+    caller = connect(passes.run, profile=passes.profile)
+    caller.send(profile_frame(1), Frame(Kind.CANCEL, 1, b""), profile_frame(2, deadline_ns=1))
+    caller.turn()
+    cancelled, late = caller.received()
+    assert (cancelled.kind, cancelled.request_id) == (Kind.CANCELLED, 1)
+    assert bytes(late.payload).startswith(b"deadline_exceeded\n")
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    other.connect(str(tmp_path / "0.sock"))
+    caller.turn()
+    other.sendall(packed(profile_frame(5)))
+    caller.turn()
+    assert passes.events == ["pass 0"]
+    other.close()
+    caller.send(infer(6))
+    frames: list[Frame] = []
+    while not frames:
+        caller.turn()
+        frames = caller.received()
+    caller.send(infer(7))
+    caller.turn()
+    before = len(passes.events)
+    caller.send(infer(8))
+    caller.turn()
+    assert passes.events[before:] == ["batch of 1"]
+
+
+def test_a_profile_that_fails_says_why_and_the_next_request_is_answered(connect: Connect) -> None:
+    def fails(rows: int, backend: str, trace: Path) -> Profiling:
+        yield
+        raise OutOfMemoryError(rows, "cuda:0")
+
+    caller = connect(echo, profile=fails)
+    caller.send(profile_frame(1), infer(2))
+    caller.turn()
+    caller.turn()
+    frames = {frame.request_id: frame for frame in caller.received()}
+    assert bytes(frames[1].payload).startswith(b"backend_unavailable\ncuda:0 has not enough free memory for 3 rows")
+    assert frames[2].kind == Kind.RESULT

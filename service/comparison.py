@@ -1,0 +1,196 @@
+"""`POST /compare`: the same rows through every backend, one after the other, and how far each is from eager.
+
+Each run is an ordinary request of its backend: admitted, batched and counted as one. They come one after the other, so
+that none waits for another and the times can be compared.
+"""
+
+import logging
+import time
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+
+from models.errors import MLPError, UnknownBackendError
+from service import schemas
+from service.dispatch import Dispatcher, Result
+from service.encoding import decoded
+from service.errors import (
+    STATUS,
+    DeadlineExceededError,
+    DrainingError,
+    NotReadyError,
+    OverloadedError,
+    code_of,
+    message_of,
+)
+from service.inference import InferenceOptions
+from service.logs import is_request_logged, log_request
+from service.metrics import Metrics
+from service.outcome import Gone, departure, outcome_of
+from service.reply import Content, json_content
+from service.response import REQUEST_ID
+from service.schemas import InferenceRequest, Rows
+
+REFERENCE = "eager"
+SMALLEST = float(np.finfo(np.float32).tiny)
+log = logging.getLogger(__name__)
+
+
+class Difference(NamedTuple):
+    """The largest difference of any number, and the largest relative to the reference's largest number of its row."""
+
+    absolute: float
+    relative: float
+
+
+def difference(rows: Rows, reference: Rows) -> Difference:
+    """Measure how far finite rows are from finite reference rows, as models/batching.py does."""
+    apart = np.abs(rows.astype(np.float64) - reference)
+    largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), SMALLEST)
+    return Difference(float(apart.max()), float((apart.max(axis=1) / largest).max()))
+
+
+class Run(NamedTuple):
+    """What became of one backend's run."""
+
+    outcome: Result | Exception
+    total_ns: int
+
+
+class Comparison:
+    """Runs comparisons in one HTTP process."""
+
+    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics) -> None:
+        self._dispatcher = dispatcher
+        self._options = options
+        self._metrics = metrics
+
+    async def answer(self, request: Request) -> Content:
+        """Read a body, run it and write the reply. A run that fails is an entry of the reply, not the reply's end.
+
+        Raises:
+            BadRequestError, TooLargeError, UnsupportedMediaTypeError: the body is not one that is taken.
+            DrainingError, NotReadyError, OverloadedError: the first run is not admitted.
+            ClientDisconnect: the caller has gone.
+        """
+        try:
+            asked, names = await self._read(request)
+        except MLPError as error:
+            self._metrics.refused(None, code_of(error))
+            raise
+        request_id = request.scope[REQUEST_ID].decode("latin-1")
+        async with departure(request) as gone:
+            runs = await self._run_all(asked, names, request_id, gone)
+        return json_content(self._document(asked, names, runs))
+
+    async def _read(self, request: Request) -> tuple[InferenceRequest, tuple[str, ...]]:
+        schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
+        body: bytes | bytearray = await request.body()
+        encoding = request.headers.get("content-encoding")
+        if encoding is not None:
+            body = decoded(body, encoding.encode("latin-1"), self._options.max_body_bytes)
+        states = self._dispatcher.states
+        asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
+        for name in names or ():
+            if name not in states:
+                raise UnknownBackendError(name, self._dispatcher.backends)
+        ready = tuple(name for name, state in states.items() if state.state == "ready")
+        return asked, names or ready or self._dispatcher.backends
+
+    async def _run_all(
+        self, asked: InferenceRequest, names: tuple[str, ...], request_id: str, gone: Gone
+    ) -> dict[str, Run]:
+        """Run the reference first, where it is ready, then the others in order."""
+        states = self._dispatcher.states
+        wanted = (
+            [REFERENCE] if REFERENCE in names or (REFERENCE in states and states[REFERENCE].state == "ready") else []
+        )
+        wanted += [name for name in names if name != REFERENCE]
+        timeout_s = self._dispatcher.timeout_s if asked.timeout_s is None else asked.timeout_s
+        end_s = time.monotonic() + min(timeout_s, self._dispatcher.timeout_s)
+        runs: dict[str, Run] = {}
+        for name in wanted:
+            run = await self._run(replace(asked, backend=name, timeout_s=end_s - time.monotonic()), gone)
+            self._count(name, run, request_id)
+            if not runs and isinstance(run.outcome, DrainingError | NotReadyError | OverloadedError):
+                raise run.outcome
+            runs[name] = run
+        return runs
+
+    async def _run(self, request: InferenceRequest, gone: Gone) -> Run:
+        start_ns = time.monotonic_ns()
+        outcome: Result | Exception
+        try:
+            if request.timeout_s is not None and request.timeout_s <= 0:
+                raise DeadlineExceededError("the deadline passed before this backend's turn; ask for a longer timeout")
+            result: Result = await outcome_of(
+                lambda deliver: self._dispatcher.submit(request, request.backend, start_ns, deliver), gone
+            )
+            schemas.require_finite(result.rows)
+            outcome = result
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            outcome = error
+        return Run(outcome, time.monotonic_ns() - start_ns)
+
+    def _count(self, name: str, run: Run, request_id: str) -> None:
+        outcome = run.outcome
+        if isinstance(outcome, Exception):
+            code = code_of(outcome)
+            self._metrics.refused(name, code)
+            if code == "internal":
+                log.error("request %s failed", request_id, exc_info=outcome, extra={"request_id": request_id})
+            if is_request_logged():
+                total_us = run.total_ns // 1000
+                log_request(request_id=request_id, status=STATUS[code], code=code, backend=name, total_us=total_us)
+            return
+        seconds = run.total_ns / 1e9
+        self._metrics.answered(name, seconds, outcome.queue_ns / 1e9, outcome.compute_ns / 1e9, outcome.batch_rows)
+        if is_request_logged():
+            log_request(
+                request_id=request_id,
+                status=200,
+                backend=name,
+                rows=len(outcome.rows),
+                queue_us=outcome.queue_ns // 1000,
+                batch_us=outcome.batch_ns // 1000,
+                compute_us=outcome.compute_ns // 1000,
+                total_us=run.total_ns // 1000,
+                batch_rows=outcome.batch_rows,
+            )
+
+    def _document(self, asked: InferenceRequest, names: tuple[str, ...], runs: dict[str, Run]) -> dict[str, Any]:
+        reference = runs.get(REFERENCE)
+        entries = {
+            name: self._entry(asked, runs[name], reference) for name in self._dispatcher.backends if name in names
+        }
+        name = {} if asked.id is None else {"id": asked.id}
+        return {"rows": len(asked.rows), "reference": REFERENCE, "backends": entries, **name}
+
+    def _entry(self, asked: InferenceRequest, run: Run, reference: Run | None) -> dict[str, Any]:
+        outcome = run.outcome
+        if isinstance(outcome, Exception):
+            return {"error": message_of(outcome), "code": code_of(outcome)}
+        entry: dict[str, Any] = {
+            "implementation": outcome.implementation,
+            "queue_ms": outcome.queue_ns / 1e6,
+            "compute_ms": outcome.compute_ns / 1e6,
+            "total_ms": run.total_ns / 1e6,
+            "batch_rows": outcome.batch_rows,
+            "max_abs_diff": None,
+            "max_rel_diff": None,
+        }
+        if reference is None:
+            entry["reason"] = f"{REFERENCE} is not ready on this server, so there is nothing to compare with"
+        elif isinstance(reference.outcome, Exception):
+            entry["reason"] = f"{REFERENCE} gave no result to compare with: {message_of(reference.outcome)}"
+        else:
+            found = difference(outcome.rows, reference.outcome.rows)
+            entry |= {"max_abs_diff": found.absolute, "max_rel_diff": found.relative}
+        entry["outputs"] = outcome.rows.reshape(*asked.shape, outcome.rows.shape[1])
+        if self._options.labels:
+            entry["labels"] = schemas.labels_of(outcome.rows, self._options.labels, asked.shape)
+        return entry

@@ -1,0 +1,91 @@
+"""`POST /profile`: what a backend's forward pass is made of, and the traces of the last ones to download.
+
+A worker makes the profile, a pass between two batches (service/worker.py). One runs at a time over the whole server.
+Traces lie in the server's private directory, under names that nobody can guess, until newer ones take their place.
+"""
+
+import asyncio
+import re
+import secrets
+from pathlib import Path
+
+import orjson
+from starlette.requests import Request
+
+from service import schemas
+from service.dispatch import Dispatcher
+from service.errors import NotFoundError, OverloadedError, TooLargeError
+from service.outcome import departure, outcome_of
+from service.reply import Content, json_content
+from service.schemas import ProfileBody
+
+USUAL_ROWS = 64
+MAX_TRACES = 4
+MAX_TRACE_BYTES = 16 << 20  # each; beyond it a trace is not kept
+TRACE_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+class KernelProfiles:
+    """Takes profiles in one HTTP process; the traces are those of all of them."""
+
+    def __init__(self, dispatcher: Dispatcher, directory: Path, max_rows: int) -> None:
+        """`directory` is this server's own, the same for each process."""
+        self._dispatcher = dispatcher
+        self._directory = directory
+        self._max_rows = max_rows
+
+    async def answer(self, request: Request) -> Content:
+        """Read a body, have the profile made, and write the reply.
+
+        Raises:
+            BadRequestError, TooLargeError, UnsupportedMediaTypeError: the body is not one that is taken.
+            OverloadedError: another profile is being made.
+            DeadlineExceededError: it took longer than a request may.
+            MLPError: as inference; no worker is there, or the backend is not.
+            ClientDisconnect: the caller has gone.
+        """
+        schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
+        body = schemas.validate(ProfileBody, schemas.parse_json(await request.body()))
+        rows = min(USUAL_ROWS, self._max_rows) if body.rows is None else body.rows
+        if rows > self._max_rows:
+            raise TooLargeError(f"rows: expected at most {self._max_rows}, got {rows}")
+        backend = self._dispatcher.default_backend() if body.backend is None else body.backend
+        state = self._dispatcher.state
+        if not state.begin_profile():
+            raise OverloadedError("another profile is being made, and there is one at a time; try again later")
+        name = secrets.token_hex(16)
+        path = self._directory / f"{name}.json"
+        try:
+            async with departure(request) as gone:
+                made = await outcome_of(lambda deliver: self._dispatcher.profile(rows, backend, path, deliver), gone)
+            is_kept = await asyncio.to_thread(self._keep, path)
+        finally:
+            state.end_profile()
+        return json_content({**orjson.loads(made), "trace": f"/profile/{name}.json" if is_kept else None})
+
+    async def trace(self, name: str) -> bytes:
+        """Return a trace.
+
+        Raises:
+            NotFoundError: there is none of this name, or not any more.
+        """
+        try:
+            if TRACE_NAME.fullmatch(name):
+                return await asyncio.to_thread((self._directory / f"{name}.json").read_bytes)
+        except FileNotFoundError:
+            pass
+        raise NotFoundError(f"no such trace; the last {MAX_TRACES} are kept, and POST /profile makes a new one")
+
+    def _keep(self, path: Path) -> bool:
+        """Take out of a trace what concerns this host alone, and remove all but the last ones."""
+        is_kept = path.stat().st_size <= MAX_TRACE_BYTES
+        if is_kept:
+            document = orjson.loads(path.read_bytes())
+            for field in ("traceName", "host_name"):
+                document.pop(field, None)
+            path.write_bytes(orjson.dumps(document))
+        traces = sorted(self._directory.iterdir(), key=lambda trace: trace.stat().st_mtime_ns)
+        for index, trace in enumerate(reversed(traces)):
+            if index >= MAX_TRACES or trace.stat().st_size > MAX_TRACE_BYTES:
+                trace.unlink()
+        return is_kept

@@ -1,0 +1,99 @@
+"""`POST /compare`, and what it measures by."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.comparison import difference
+from tests.service.running_server import Start
+
+ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(3)]
+
+
+def test_a_difference_is_absolute_and_relative_to_the_rows_largest_reference() -> None:
+    reference = np.array([[1.0, -4.0], [100.0, 0.0], [0.0, 0.0]], dtype=np.float32)
+    rows = reference + np.array([[0.0, 0.5], [2.0, 0.0], [0.0, 0.0]], dtype=np.float32)
+    assert difference(rows, reference) == (2.0, 0.125)
+    assert difference(reference, reference) == (0.0, 0.0)
+
+
+@pytest.mark.slow
+def test_every_ready_backend_is_run_and_compared_with_eager(client: httpx.Client) -> None:
+    reply = client.post("/compare", json={"inputs": ROWS, "id": "mine"}).json()
+    assert (reply["rows"], reply["reference"], reply["id"]) == (3, "eager", "mine")
+    assert list(reply["backends"]) == ["eager", "compiled", "fused"]
+    for name, entry in reply["backends"].items():
+        alone = client.post(f"/predict/{name}", json={"inputs": ROWS}).json()
+        assert entry["implementation"] == alone["implementation"]
+        np.testing.assert_allclose(entry["outputs"], alone["outputs"], atol=1e-3)
+        assert (entry["labels"], entry["batch_rows"]) == (alone["labels"], 3)
+        assert 0 <= entry["queue_ms"] + entry["compute_ms"] <= entry["total_ms"]
+        expected = difference(np.float32(entry["outputs"]), np.float32(reply["backends"]["eager"]["outputs"]))  # type: ignore[arg-type]
+        assert (entry["max_abs_diff"], entry["max_rel_diff"]) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+        assert entry["max_rel_diff"] < 1e-4
+    assert reply["backends"]["eager"]["max_abs_diff"] == 0
+
+
+@pytest.mark.slow
+def test_leading_dimensions_are_kept_and_only_the_named_are_shown_and_all_are_counted(
+    client: httpx.Client, server: Any
+) -> None:
+    counted = {name: server.metric("mlp_requests_total", backend=name, status="200") for name in ("eager", "fused")}
+    reply = client.post("/compare", json={"inputs": [[ROWS[0]], [ROWS[1]]], "backends": ["fused"]}).json()
+    assert list(reply["backends"]) == ["fused"]
+    assert np.shape(reply["backends"]["fused"]["outputs"]) == (2, 1, 10)
+    assert reply["backends"]["fused"]["max_rel_diff"] < 1e-4  # from eager, which ran as well
+    for name, before in counted.items():
+        assert server.metric("mlp_requests_total", backend=name, status="200") == before + 1
+
+
+BAD: list[tuple[dict[str, Any], int, str]] = [
+    ({}, 400, "inputs: this field is required"),
+    ({"inputs": [[1.0] * 63]}, 400, "rows of 64 numbers, got 63"),
+    ({"inputs": ROWS, "backends": ["turbo"]}, 400, "expected one of eager, compiled, fused, got 'turbo'"),
+    ({"inputs": ROWS, "backends": ["eager", "eager"]}, 400, "each at most once"),
+    ({"inputs": ROWS, "backends": []}, 400, "backends:"),
+    ({"inputs": ROWS, "backend": "eager"}, 400, "'backend': no such field"),
+    ({"inputs": ROWS[:1] * 1025}, 413, "at most 1024 rows"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("body", "status", "message"), BAD, ids=[message for _, _, message in BAD])
+def test_a_body_that_predict_would_refuse_is_refused(
+    client: httpx.Client, body: dict[str, Any], status: int, message: str
+) -> None:
+    reply = client.post("/compare", json=body)
+    assert reply.status_code == status
+    assert message in reply.json()["error"]
+
+
+@pytest.mark.slow
+def test_a_backend_that_fails_is_an_entry_and_not_the_replys_end(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "fused,eager", "--api-servers", "2").wait_ready()
+
+    def compare(**body: Any) -> Any:
+        return httpx.post(server.url + "/compare", json={"inputs": [[0.5] * 8]} | body).json()
+
+    late = compare(timeout_ms=1e-6)["backends"]
+    assert {entry["code"] for entry in late.values()} == {"deadline_exceeded"}
+    (infinite,) = compare(inputs=[[3e38] * 8], backends=["fused"])["backends"].values()
+    predicted = httpx.post(server.url + "/predict/fused", json={"inputs": [[3e38] * 8]})
+    assert infinite.get("code") == (None if predicted.status_code == 200 else predicted.json()["code"])
+    assert list(compare()["backends"]) == ["fused", "eager"]
+
+
+@pytest.mark.slow
+def test_without_eager_there_are_no_differences_and_the_reason_is_given(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "fused", MLP_API_KEY="secret").wait_ready()
+    body = json.dumps({"inputs": [0.5] * 8})
+    assert httpx.post(server.url + "/compare", content=body).status_code == 401
+    reply = httpx.post(server.url + "/compare", content=body, headers={"x-api-key": "secret"}).json()
+    entry = reply["backends"]["fused"]
+    assert (entry["max_abs_diff"], entry["max_rel_diff"]) == (None, None)
+    assert entry["reason"].startswith("eager is not ready on this server")
+    assert len(entry["outputs"]) == 8
