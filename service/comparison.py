@@ -9,12 +9,11 @@ import time
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 from starlette.requests import ClientDisconnect, Request
 
 from models.errors import MLPError, UnknownBackendError
 from service import schemas
-from service.dispatch import Dispatcher, Result
+from service.dispatch import REFERENCE, Dispatcher, Result
 from service.encoding import decoded
 from service.errors import (
     STATUS,
@@ -25,31 +24,16 @@ from service.errors import (
     code_of,
     message_of,
 )
+from service.guard import Guard, difference
 from service.inference import InferenceOptions
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.outcome import Gone, departure, outcome_of
 from service.reply import Content, json_content
 from service.response import REQUEST_ID
-from service.schemas import InferenceRequest, Rows
+from service.schemas import InferenceRequest
 
-REFERENCE = "eager"
-SMALLEST = float(np.finfo(np.float32).tiny)
 log = logging.getLogger(__name__)
-
-
-class Difference(NamedTuple):
-    """The largest difference of any number, and the largest relative to the reference's largest number of its row."""
-
-    absolute: float
-    relative: float
-
-
-def difference(rows: Rows, reference: Rows) -> Difference:
-    """Measure how far finite rows are from finite reference rows, as models/batching.py does."""
-    apart = np.abs(rows.astype(np.float64) - reference)
-    largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), SMALLEST)
-    return Difference(float(apart.max()), float((apart.max(axis=1) / largest).max()))
 
 
 class Run(NamedTuple):
@@ -62,8 +46,9 @@ class Run(NamedTuple):
 class Comparison:
     """Runs comparisons in one HTTP process."""
 
-    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics) -> None:
+    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics, guard: Guard) -> None:
         self._dispatcher = dispatcher
+        self._guard = guard
         self._options = options
         self._metrics = metrics
 
@@ -139,6 +124,7 @@ class Comparison:
     def _count(self, name: str, run: Run, request_id: str) -> None:
         outcome = run.outcome
         if isinstance(outcome, Exception):
+            self._guard.failed(name, outcome)
             code = code_of(outcome)
             self._metrics.refused(name, code)
             if code == "internal":

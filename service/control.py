@@ -64,7 +64,10 @@ def add_routes(
 
     def backend_reply() -> BackendReply:
         return BackendReply(
-            default=dispatcher.default_backend(), is_auto=dispatcher.is_auto, backends=dispatcher.states
+            default=dispatcher.default_backend(),
+            is_auto=dispatcher.is_auto,
+            canary=dispatcher.canary,
+            backends=dispatcher.states,
         )
 
     page = page_of(config.name)
@@ -118,10 +121,17 @@ def add_routes(
 
     @app.put("/backend", tags=["backends"])
     async def put_backend(request: Request) -> BackendReply:
-        """Switch the backend of requests that name none, in every HTTP process at once."""
+        """Switch the backend of requests that name none, or the canaries' shares, in every HTTP process at once.
+
+        One that was taken out and is made the default is put back.
+        """
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
-        dispatcher.set_default_backend(body.default)
+        body.require_any()
+        if body.canary is not None:
+            dispatcher.set_canary(body.canary)
+        if body.default is not None:
+            dispatcher.set_default_backend(body.default)
         return backend_reply()
 
     @app.post("/compare", tags=["backends"], response_model=CompareReply)

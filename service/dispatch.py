@@ -7,10 +7,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import random
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -29,10 +31,12 @@ from service.errors import (
 )
 from service.metrics import Metrics
 from service.schemas import BackendState, InferenceRequest, Rows
-from service.shared_state import AUTO, SharedState
+from service.shared_state import AUTO, Outage, SharedState
 from service.wire import SOCKET_BUFFER_BYTES, Decoder, Frame, Kind, header
 
 PREFERENCE = ("fused", "compiled", "eager")
+REFERENCE = "eager"  # what the others are held to
+MAX_SHADOWS = 8  # that wait at a time, of each HTTP process
 RECONNECT_INTERVAL_S = 0.05
 FRAMES_PER_WRITE = 8  # the worker starts on the first of many while the rest are still being read
 NEVER_NS = 1 << 63
@@ -121,11 +125,25 @@ class WorkerLink(asyncio.Protocol):
 
     def profile(self, rows: int, backend: int, trace: Path, timeout_s: float, deliver: DeliverProfile) -> int:
         """Ask the worker for a profile; return the request's number here. Its rows are none of the queue's."""
+        return self._ask(Kind.PROFILE, str(trace).encode(), backend, rows, timeout_s, deliver)
+
+    def shadow(self, rows: Rows, backend: int, timeout_s: float, deliver: Deliver) -> None:
+        """Have rows computed when the worker has nothing else to do; they are none of the queue's."""
+        self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
+
+    def _ask(
+        self,
+        kind: Kind,
+        payload: bytes | memoryview,
+        backend: int,
+        rows: int,
+        timeout_s: float,
+        deliver: Callable[[Any], None],
+    ) -> int:
         request_id = next(self._ids)
-        payload = str(trace).encode()
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + int(timeout_s * 1e9)
-        self._send(header(Kind.PROFILE, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
+        self._send(header(kind, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
         self._pending[request_id] = _Pending(deliver, 0, deadline_ns, timeout_s)
         if deadline_ns < self._alarm_ns:
             self._set_alarm(deadline_ns)
@@ -237,8 +255,9 @@ class WorkerLink(asyncio.Protocol):
         for each in pending.values():
             settle(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
         self._on_load()
-        if pending:
-            log.error("%s: connection lost with %d requests in flight: %s", self.name, len(pending), exc or "closed")
+        requests = sum(each.rows > 0 for each in pending.values())
+        if requests:
+            log.error("%s: connection lost with %d requests in flight: %s", self.name, requests, exc or "closed")
 
     def close(self) -> None:
         """Close the connection."""
@@ -301,7 +320,8 @@ class Dispatcher:
         self._tasks: list[asyncio.Task[None]] = []
         self._up: list[WorkerLink] = []
         self._process: int | None = None
-        self._states = self._merged_states()
+        self._shadows = 0  # sent and not yet answered
+        self._derive()
 
     def start(self, process: int) -> None:
         """Connect to every worker, now and whenever it comes back; `process` is this HTTP process's number."""
@@ -358,35 +378,115 @@ class Dispatcher:
 
     @property
     def states(self) -> dict[str, BackendState]:
-        """Each backend's state; unavailable on one worker is unavailable."""
+        """Each backend's state; unavailable on one worker is unavailable, and so is what was taken out."""
+        if self.state.changes != self._changes:
+            self._derive()
         return self._states
 
     def _tell_load(self) -> None:
-        self._metrics.in_flight(self.rows_in_flight, sum(link.requests for link in self._links if link))
+        requests = sum(link.requests for link in self._links if link)
+        self._metrics.in_flight(self.rows_in_flight, requests - self._shadows)
 
     def _refresh(self) -> None:
         self._up = [link for link in self._links if link and link.is_up]
-        self._states = self._merged_states()
+        self._derive()
         if self._process is not None:
             self.state.set_ready(self._process, len(self._up) == len(self._links))
+
+    def _derive(self) -> None:
+        """Work out from the workers' states and the shared one what each request would ask anew."""
+        self._changes = self.state.changes
+        self._states = self._merged_states()
+        self._default = self._chosen_default()
+        edge = 0.0
+        self._canaries: list[tuple[float, str]] = []
+        for name, weight in self.canary.items():
+            if self._states[name].state == "ready":
+                edge += weight
+                self._canaries.append((edge, name))
 
     def _merged_states(self) -> dict[str, BackendState]:
         starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.backends}
         merged = dict(self._up[0].backends) if self._up else starting
         for link in self._up[1:]:
             merged.update({name: state for name, state in link.backends.items() if state.state == "unavailable"})
+        for index, name in enumerate(self.backends):
+            outage = self.state.outage(index)
+            if outage is not None and merged[name].state == "ready":
+                since = datetime.fromtimestamp(outage.since_s, UTC).isoformat(timespec="seconds")
+                reason = f"taken out at {since}: {outage.reason}"
+                merged[name] = merged[name].model_copy(
+                    update={"state": "unavailable", "reason": reason, "taken_out_at": since}
+                )
         return merged
 
-    def default_backend(self) -> str | None:
-        """Return the backend of requests that name none; None where it follows what is available and nothing is."""
+    def _chosen_default(self) -> str | None:
         index = self.state.default_backend
-        if index != AUTO:
+        if index != AUTO and self.state.outage(index) is None:
             return self.backends[index]
-        states = self.states
         for name in PREFERENCE:
-            if name in states and states[name].state == "ready":
+            if name in self._states and self._states[name].state == "ready":
                 return name
         return None
+
+    def default_backend(self) -> str | None:
+        """Return the backend of requests that name none; None where it follows what is available and nothing is.
+
+        It follows what is available where that is asked for, and where the one that is set has been taken out.
+        """
+        if self.state.changes != self._changes:
+            self._derive()
+        return self._default
+
+    def route(self) -> str | None:
+        """Return the backend of the next request that names none: a canary in its share of them, else the default."""
+        if self.state.changes != self._changes:
+            self._derive()
+        if not self._canaries:
+            return self._default
+        drawn = random.random()  # noqa: S311
+        return next((name for edge, name in self._canaries if drawn < edge), self._default)
+
+    @property
+    def canary(self) -> dict[str, float]:
+        """The share of the requests that name no backend which each canary takes."""
+        return {name: weight for name, weight in zip(self.backends, self.state.canary, strict=True) if weight}
+
+    def set_canary(self, weights: Mapping[str, float]) -> None:
+        """Set the canaries in every API process at once; a backend that is not named has no share.
+
+        Raises:
+            UnknownBackendError: there is no such backend.
+        """
+        for name in weights:
+            if name not in self.backends:
+                raise UnknownBackendError(name, self.backends)
+        self.state.canary = [weights.get(name, 0.0) for name in self.backends]
+
+    def take_out(self, name: str, kind: str, reason: str) -> bool:
+        """Let nobody use a backend until it is put back, in every API process at once, and say so.
+
+        `kind` is one of `metrics.FALLBACK_REASONS`, `reason` a sentence without a full stop. The reference is never
+        taken out, nor what nothing else could take the place of: it is left as it is, and so is one that is out.
+
+        Returns:
+            Whether it was taken out by this call.
+        """
+        others = [other for other, state in self.states.items() if other != name and state.state == "ready"]
+        if name == REFERENCE or not others:
+            return False
+        reason = f'{reason}; PUT /backend {{"default": "{name}"}} puts it back'
+        if not self.state.take_out(self.backends.index(name), Outage(time.time(), reason)):
+            return False
+        self._metrics.fell_back(name, kind)
+        log.error(
+            "backend %s is taken out and requests that name none go to %s: %s",
+            name,
+            self.default_backend(),
+            reason,
+            extra={"backend": name, "reason": kind},
+        )
+        return True
 
     @property
     def is_auto(self) -> bool:
@@ -396,12 +496,17 @@ class Dispatcher:
     def set_default_backend(self, name: str) -> None:
         """Switch the default, in every API process at once; `auto` follows what is available.
 
+        A backend that was taken out is put back.
+
         Raises:
             UnknownBackendError, BackendUnavailableError: it would not serve.
         """
         if name == "auto":
             self.state.default_backend = AUTO
             return
+        if name in self.backends and self.state.outage(self.backends.index(name)) is not None:
+            self.state.put_back(self.backends.index(name))
+            log.warning("backend %s is put back", name, extra={"backend": name})
         self._require_available(name)
         self.state.default_backend = self.backends.index(name)
 
@@ -440,6 +545,40 @@ class Dispatcher:
         timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
         request_id = link.send(request.rows, self.backends.index(backend), accepted_ns, timeout_s, deliver)
         return Ticket(link, request_id, self._metrics)
+
+    def resubmit(self, request: InferenceRequest, backend: str, accepted_ns: int, deliver: Deliver) -> None:
+        """Send a request that was admitted before to another backend; its time goes on.
+
+        Raises:
+            NotReadyError: no worker is up.
+        """
+        if not self._up:
+            raise NotReadyError(NOT_READY)
+        link = min(self._up, key=lambda link: link.rows)
+        timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
+        link.send(request.rows, self.backends.index(backend), accepted_ns, timeout_s, deliver)
+
+    def shadow(self, rows: Rows, deliver: Deliver) -> bool:
+        """Have rows computed by the reference when a worker has nothing else to do.
+
+        Returns:
+            Whether they were sent: not while the queue is filling, or while enough others wait.
+        """
+        state = self.states.get(REFERENCE)
+        is_filling = 2 * self.rows_in_flight > self._max_queue_rows
+        if self.state.is_draining or is_filling or self._shadows >= MAX_SHADOWS or not self._up:
+            return False
+        if state is None or state.state != "ready":
+            return False
+
+        def delivered(outcome: Result | Exception) -> None:
+            self._shadows -= 1
+            deliver(outcome)
+
+        self._shadows += 1
+        link = min(self._up, key=lambda link: link.rows)
+        link.shadow(rows, self.backends.index(REFERENCE), self.timeout_s, delivered)
+        return True
 
     def profile(self, rows: int, backend: str | None, trace: Path, deliver: DeliverProfile) -> Ticket:
         """Ask a worker for a profile and a trace written to `trace`; `deliver` is called with its outcome.

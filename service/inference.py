@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from service import openinference, schemas
 from service.dispatch import Dispatcher, Result, Ticket
 from service.encoding import decoded
-from service.errors import BadRequestError, UnauthorizedError, code_of
+from service.errors import BadRequestError, NotReadyError, UnauthorizedError, code_of
+from service.guard import Guard
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.reply import Content, Reply, binary_content, error_reply, json_content
@@ -156,10 +157,14 @@ class Infer(Operation):
 class Inference:
     """Finds the operation that a path names and takes requests through it."""
 
-    def __init__(self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics) -> None:
-        """One instance per API process, made before the fork."""
+    def __init__(
+        self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics, guard: Guard | None = None
+    ) -> None:
+        """One instance per API process, made before the fork; without a `guard` there is one that shadows nothing."""
         self.dispatcher = dispatcher
         self._metrics = metrics
+        self._guard = guard or Guard(dispatcher, metrics)
+        self._is_shadowing = self._guard.is_shadowing
         self.traces: Traces | None = None
         self.options = options
         paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends}
@@ -221,13 +226,21 @@ class Inference:
         whole_ns = time.monotonic_ns()
 
         def finish(outcome: Result | Exception) -> None:
+            nonlocal backend
             try:
                 if isinstance(outcome, Exception):
                     raise outcome
                 result_ns = time.monotonic_ns()
                 lines, body = operation.encode(request, outcome, result_ns - started_ns)
             except Exception as error:
-                send(self.refuse(error, operation, headers, request_id, started_ns, backend))
+                try:
+                    following = self._guard.retry(request, backend, outcome, error, accepted_ns, finish)
+                except NotReadyError as worse:
+                    error, following = worse, None
+                if following is None:
+                    send(self.refuse(error, operation, headers, request_id, started_ns, backend))
+                else:
+                    backend = following
                 return
             encoded_ns = time.monotonic_ns()
             total_ns = encoded_ns - started_ns
@@ -249,6 +262,8 @@ class Inference:
                 outcome.backend, total_ns / 1e9, outcome.queue_ns / 1e9, outcome.compute_ns / 1e9, outcome.batch_rows
             )
             send(Reply(200, result_head(lines, outcome, encode_us), body))
+            if self._is_shadowing:
+                self._guard.answered(request, outcome)
             if self.traces is not None:
                 times_ns = (started_ns, whole_ns, accepted_ns, result_ns, encoded_ns)
                 self.traces.answered(operation.route, headers, request_id, outcome, times_ns)
@@ -259,7 +274,7 @@ class Inference:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
             accepted_ns = time.monotonic_ns()
-            backend = self.dispatcher.default_backend() if request.backend is None else request.backend
+            backend = self.dispatcher.route() if request.backend is None else request.backend
             return self.dispatcher.submit(request, backend, accepted_ns, finish)
         except Exception as error:
             send(self.refuse(error, operation, headers, request_id, started_ns, backend))

@@ -23,6 +23,8 @@ SECONDS = (
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
 )
 ROWS = tuple(float(1 << power) for power in range(15))
+DRIFTS = (1e-7, 1e-6, 1e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 10.0)
+FALLBACK_REASONS = ("drift", "non_finite", "fault")
 STATUSES = (200, *sorted(set(STATUS.values())))
 CODES = tuple(sorted(STATUS))
 _WORD_BYTES = 8
@@ -42,7 +44,13 @@ REQUEST_SECONDS = _Histogram("mlp_request_seconds", "From a request's head to it
 QUEUE_SECONDS = _Histogram("mlp_queue_seconds", "From a request's acceptance to the start of its batch.", SECONDS)
 COMPUTE_SECONDS = _Histogram("mlp_compute_seconds", "A request's batch in the engine.", SECONDS)
 BATCH_ROWS = _Histogram("mlp_batch_rows", "Rows of the batch that a request was computed in.", ROWS)
-HISTOGRAMS = (REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCH_ROWS)
+REQUEST_HISTOGRAMS = (REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCH_ROWS)
+SHADOW_DRIFT = _Histogram(
+    "mlp_shadow_drift",
+    "Largest difference from eager of a request that was run on it as well, relative to the row's largest output.",
+    DRIFTS,
+)
+HISTOGRAMS = (*REQUEST_HISTOGRAMS, SHADOW_DRIFT)
 
 
 class Metrics(Collector):
@@ -67,6 +75,7 @@ class Metrics(Collector):
         self._queue_rows = stretch(1)
         self._in_flight = stretch(1)
         self._abandoned = stretch(1)
+        self._fallbacks = stretch(len(backends) * len(FALLBACK_REASONS))
         self._histograms = {(h.name, b): stretch(h.words) for h in HISTOGRAMS for b in range(len(backends))}
         self._size = next(words)
         # One word of all processes' comes first (worker restarts), and one byte for each process's claim at the end.
@@ -86,10 +95,8 @@ class Metrics(Collector):
             list[tuple[Sequence[float], int, int]]
         ] = []  # of each backend's histograms: the bounds, the first bucket, the sum
         for index in range(len(self._backends)):
-            starts = [self._base + self._histograms[each.name, index] for each in HISTOGRAMS]
-            self._words.append(
-                [(each.bounds, start, start + each.words - 1) for each, start in zip(HISTOGRAMS, starts, strict=True)]
-            )
+            starts = [(each, self._base + self._histograms[each.name, index]) for each in REQUEST_HISTOGRAMS]
+            self._words.append([(each.bounds, start, start + each.words - 1) for each, start in starts])
 
     def answered(
         self, backend: str, seconds: float, queue_seconds: float, compute_seconds: float, batch_rows: int
@@ -113,6 +120,17 @@ class Metrics(Collector):
     def abandoned(self) -> None:
         """Count a request whose caller went away before its answer."""
         self._view[self._base + self._abandoned] += 1
+
+    def drifted(self, backend: str, drift: float) -> None:
+        """Count how far from eager a backend's result was found to be."""
+        start = self._base + self._histograms[SHADOW_DRIFT.name, self._backend_index[backend]]
+        self._view[start + bisect_left(DRIFTS, drift)] += 1
+        self._view[start + SHADOW_DRIFT.words - 1] += drift
+
+    def fell_back(self, backend: str, reason: str) -> None:
+        """Count that a backend was taken out; `reason` is one of FALLBACK_REASONS."""
+        place = self._backend_index[backend] * len(FALLBACK_REASONS) + FALLBACK_REASONS.index(reason)
+        self._view[self._base + self._fallbacks + place] += 1
 
     def in_flight(self, rows: int, requests: int) -> None:
         """Tell what this process has accepted and not answered yet."""
@@ -149,6 +167,14 @@ class Metrics(Collector):
             "mlp_inflight_requests", "Requests accepted and not answered yet.", self._total(self._in_flight)
         )
         yield CounterMetricFamily("mlp_worker_restarts", "Workers started anew after they ended.", self._view[0])
+        fallbacks = CounterMetricFamily(
+            "mlp_backend_fallbacks", "Times a backend was taken out, by reason.", labels=("backend", "reason")
+        )
+        for index, name in enumerate(self._backends):
+            for place, reason in enumerate(FALLBACK_REASONS):
+                total = self._total(self._fallbacks + index * len(FALLBACK_REASONS) + place)
+                fallbacks.add_metric((name, reason), total)
+        yield fallbacks
         for histogram in HISTOGRAMS:
             family = HistogramMetricFamily(histogram.name, histogram.documentation, labels=("backend",))
             for index, name in enumerate(self._backends):

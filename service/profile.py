@@ -144,7 +144,9 @@ async def measure(wire: str) -> list[dict[str, float]]:
     engine.warm_up(CONNECTIONS)
     settings = Settings().model_copy(update={"spin_us": 0})
     metrics = Metrics(backends, 1)
-    dispatcher = Dispatcher([Path("worker-0.sock")], backends, SharedState(), settings.queue_rows(1), 30.0, metrics)
+    dispatcher = Dispatcher(
+        [Path("worker-0.sock")], backends, SharedState(1, len(backends)), settings.queue_rows(1), 30.0, metrics
+    )
     options = InferenceOptions(config.name, config.width_in, config.labels, 1024, 1 << 20, None)
     inference = Inference(dispatcher, options, metrics)
     clock = Clock()

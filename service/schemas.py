@@ -166,7 +166,22 @@ class ProfileReply(Body):
 class BackendBody(Body):
     """Body of `PUT /backend`."""
 
-    default: str = Field(description="eager, compiled, fused or auto")
+    default: str | None = Field(None, description="eager, compiled, fused or auto; puts back what was taken out")
+    canary: dict[str, Annotated[float, Field(ge=0, le=1)]] | None = Field(
+        None, max_length=16, description="share of the requests that name no backend, by the backend that takes it"
+    )
+
+    def require_any(self) -> None:
+        """Refuse a body that changes nothing.
+
+        Raises:
+            BadRequestError, of which the sentence says what may stand there.
+        """
+        if self.default is None and self.canary is None:
+            raise BadRequestError("default: this field is required, or canary")
+        total = sum((self.canary or {}).values())
+        if total > 1:
+            raise BadRequestError(f"canary: expected shares of 1 together at most, got {total:g}")
 
 
 class BackendState(Body):
@@ -176,6 +191,7 @@ class BackendState(Body):
     state: str = Field(description="starting, ready or unavailable")
     reason: str | None = Field(description="why it is unavailable")
     note: str | None = Field(None, description="what else is worth knowing of how it runs")
+    taken_out_at: str | None = Field(None, description="when it was taken out, in UTC; null where it was not")
 
 
 class BackendReply(Body):
@@ -183,6 +199,7 @@ class BackendReply(Body):
 
     default: str | None = Field(description="the backend of requests that name none; null until a worker is warm")
     is_auto: bool = Field(description="whether the default follows what is available")
+    canary: dict[str, float] = Field(description="share of the requests that name no backend, by backend")
     backends: dict[str, BackendState]
 
 

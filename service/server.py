@@ -12,6 +12,7 @@ from service import logs
 from service.comparison import Comparison
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
+from service.guard import MAX_DRIFT, Guard
 from service.host import Host
 from service.http import Front
 from service.inference import Inference, InferenceOptions
@@ -47,7 +48,8 @@ class Server:
             threads = settings.worker_threads(devices)
         except ValueError as error:
             raise StartError(str(error)) from None
-        self.state = SharedState(settings.api_servers)
+        self.state = SharedState(settings.api_servers, len(settings.backends))
+        self.state.canary = [settings.canary_weights.get(name, 0.0) for name in settings.backends]
         if settings.default_backend != "auto":
             self.state.default_backend = settings.backends.index(settings.default_backend)
         plan = WorkerPlan(
@@ -92,6 +94,8 @@ class Server:
             max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
+        self.max_drift = MAX_DRIFT[self.dtype] if settings.max_drift is None else settings.max_drift
+        guard = Guard(dispatcher, self.metrics, settings.shadow_rate, self.max_drift)
         traces = directory / "traces"
         traces.mkdir()
         app: FastAPI = self.host.app
@@ -102,11 +106,11 @@ class Server:
             dispatcher,
             config,
             self.metrics,
-            Comparison(dispatcher, options, self.metrics),
+            Comparison(dispatcher, options, self.metrics, guard),
             KernelProfiles(dispatcher, traces, settings.request_rows),
         )
         describe(app, NAME, VERSION)
-        self.inference = Inference(dispatcher, options, self.metrics)
+        self.inference = Inference(dispatcher, options, self.metrics, guard)
         app.router.lifespan_context = lifespan(
             app.router.lifespan_context,
             self.inference,
@@ -177,6 +181,10 @@ def screen(server: Server, hellos: list[Hello]) -> str:
         what += f" ({state['note']})" if state["note"] else ""
         lines.append(f"backend   {name:9}{what}")
     default = settings.default_backend
+    if settings.canary_weights:
+        lines.append(f"canary    {', '.join(f'{name} {weight:g}' for name, weight in settings.canary_weights.items())}")
+    if settings.shadow_rate:
+        lines.append(f"shadow    {settings.shadow_rate:g} of the requests, taken out beyond {server.max_drift:g}")
     if settings.traces_url:
         lines.append(f"traces    {settings.traces_url}")
     lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")

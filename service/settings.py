@@ -33,6 +33,21 @@ def available_cores() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
+def shares(text: str) -> dict[str, float] | None:
+    """Read `fused=0.05,compiled=0.1`; None where it is anything else, or a share is not from 0 to 1."""
+    found: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, number = part.partition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            return None
+        if name in found or not 0 <= weight <= 1:
+            return None
+        found[name] = weight
+    return found
+
+
 class Settings(BaseSettings):
     """The server's settings, checked as a whole before anything starts."""
 
@@ -136,6 +151,25 @@ class Settings(BaseSettings):
         description="share of requests that leave a trace where the caller's traceparent does not say; unset: "
         "OTEL_TRACES_SAMPLER's, every one by default",
     )
+    shadow_rate: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of the requests answered by another backend that are run on eager as well, after the reply "
+        "and when there is nothing else to do",
+    )
+    max_drift: float | None = Field(
+        None,
+        gt=0,
+        validate_default=True,
+        description="how far from eager's, relative to the row's largest output, a result may be before its backend is "
+        "taken out; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
+    )
+    canary: str | None = Field(
+        None,
+        validate_default=True,
+        description="share of the requests that name no backend which others than the default take, such as fused=0.05",
+    )
     cache_dir: Path = Field(
         Path("~/.cache/fused-mlp-server"), description="directory that keeps compiled code from one start to the next"
     )
@@ -162,6 +196,15 @@ class Settings(BaseSettings):
             raise ValueError(f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added")
         return value
 
+    @field_validator("canary")
+    @classmethod
+    def _is_shares(cls, value: str | None) -> str | None:
+        if value is not None:
+            weights = shares(value)
+            if weights is None or sum(weights.values()) > 1:
+                raise ValueError("expected shares by backend, 1 together at most, such as fused=0.05,compiled=0.1")
+        return value
+
     @field_validator("cache_dir")
     @classmethod
     def _expanded(cls, value: Path) -> Path:
@@ -176,6 +219,13 @@ class Settings(BaseSettings):
         if self.request_rows > self.max_batch_rows:
             raise ValueError(
                 f"max_request_rows: expected at most max-batch-rows, {self.max_batch_rows}, got {self.max_request_rows}"
+            )
+        strangers = sorted(self.canary_weights.keys() - set(self.backends))
+        if strangers:
+            raise ValueError(f"canary: expected shares of {', '.join(self.backends)}, got one of {strangers[0]!r}")
+        if self.shadow_rate and "eager" not in self.backends:
+            raise ValueError(
+                f"shadow_rate: expected eager, which others are compared with, among --backends, got {self.shadow_rate:g}"
             )
         least = self.request_rows * self.api_servers
         if self.max_queue_rows is not None and self.max_queue_rows < least:
@@ -197,6 +247,11 @@ class Settings(BaseSettings):
             return whole
         base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
         return base.rstrip("/") + TRACES_PATH if base else None
+
+    @property
+    def canary_weights(self) -> dict[str, float]:
+        """Each canary's share of the requests that name no backend."""
+        return shares(self.canary or "") or {}
 
     @property
     def request_rows(self) -> int:

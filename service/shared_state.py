@@ -1,33 +1,70 @@
-"""What the HTTP processes share with each other and with their parent: a few words of memory.
+"""What the HTTP processes share with each other and with their parent: some words of memory.
 
-Each value is one aligned word that is written whole, so every process sees a change at once and reads without a lock.
-What only one process may do at a time is held by a record lock on the same memory, which the kernel gives back
-whatever becomes of its holder.
+Each value is one aligned word that is written whole, so every process sees a change at once and reads without a lock;
+a sentence is written before the word that says it is there. Changes come one after the other, and what only one process
+may do at a time is claimed, by record locks on the same memory, which the kernel gives back whatever becomes of their
+holder.
 
 Source: https://man7.org/linux/man-pages/man2/fcntl.2.html, "Advisory record locking".
 """
 
+import contextlib
 import fcntl
 import mmap
 import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 AUTO = -1
+SHARES = 1_000_000  # what a canary's weight of 1 is stored as
 _WORD_BYTES = 4
-_DEFAULT, _DRAINING, _READY = range(3)
-_PROFILE_LOCK = 0  # the byte that its holder has locked; nothing is stored there for it
+_DEFAULT, _DRAINING, _CHANGES, _FIRST = range(4)
+_RECORD = struct.Struct("<dI500s")  # when, how many bytes of the sentence, the sentence
+_PROFILE_LOCK, _CHANGE_LOCK = range(2)  # the bytes that their holders have locked; what is stored there is not meant
+
+
+class Outage(NamedTuple):
+    """Why a backend was taken out, one sentence without a full stop, and when, in seconds since 1970."""
+
+    since_s: float
+    reason: str
 
 
 class SharedState:
-    """The default backend, who is ready and whether the server is draining, in memory that forked processes inherit."""
+    """The default backend and the canaries, which backends are taken out and why, who is ready, what is draining.
 
-    def __init__(self, processes: int = 1) -> None:
-        """`processes` is the number of HTTP processes."""
-        size = (_READY + processes) * _WORD_BYTES
+    It is in memory that forked processes inherit.
+    """
+
+    def __init__(self, processes: int = 1, backends: int = 3) -> None:
+        """`processes` is the number of HTTP processes, `backends` that of the server's backends."""
+        self._canary = _FIRST
+        self._out = self._canary + backends
+        self._ready = self._out + backends
+        words = self._ready + processes
+        self._records = words * _WORD_BYTES
+        size = self._records + backends * _RECORD.size
         self._file = os.memfd_create("fused-mlp-server")
         os.ftruncate(self._file, size)
-        self._words = memoryview(mmap.mmap(self._file, size)).cast("i")
+        self._memory = mmap.mmap(self._file, size)
+        self._words = memoryview(self._memory)[: self._records].cast("i")
         self._is_profiling = False
-        self.default_backend = AUTO
+        self._words[_DEFAULT] = AUTO
+
+    @property
+    def changes(self) -> int:
+        """How often the default, the canaries or what is taken out changed: what is derived from them is kept by it."""
+        return self._words[_CHANGES]
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        fcntl.lockf(self._file, fcntl.LOCK_EX, 1, _CHANGE_LOCK)
+        try:
+            yield
+            self._words[_CHANGES] += 1
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _CHANGE_LOCK)
 
     @property
     def default_backend(self) -> int:
@@ -36,7 +73,42 @@ class SharedState:
 
     @default_backend.setter
     def default_backend(self, index: int) -> None:
-        self._words[_DEFAULT] = index
+        with self._change():
+            self._words[_DEFAULT] = index
+
+    @property
+    def canary(self) -> tuple[float, ...]:
+        """Each backend's share of the requests that name none, which it takes before the default does."""
+        return tuple(share / SHARES for share in self._words[self._canary : self._out])
+
+    @canary.setter
+    def canary(self, weights: Sequence[float]) -> None:
+        with self._change():
+            for index, weight in enumerate(weights):
+                self._words[self._canary + index] = round(weight * SHARES)
+
+    def outage(self, backend: int) -> Outage | None:
+        """Return why and since when a backend is taken out; None where it is not."""
+        if not self._words[self._out + backend]:
+            return None
+        since_s, length, sentence = _RECORD.unpack_from(self._memory, self._records + backend * _RECORD.size)
+        return Outage(since_s, sentence[:length].decode(errors="ignore"))
+
+    def take_out(self, backend: int, outage: Outage) -> bool:
+        """Let no process use a backend from now on; False where that is so already."""
+        sentence = outage.reason.encode()[:500]
+        with self._change():
+            if self._words[self._out + backend]:
+                return False
+            place = self._records + backend * _RECORD.size
+            _RECORD.pack_into(self._memory, place, outage.since_s, len(sentence), sentence)
+            self._words[self._out + backend] = 1
+        return True
+
+    def put_back(self, backend: int) -> None:
+        """Let all processes use a backend again."""
+        with self._change():
+            self._words[self._out + backend] = 0
 
     @property
     def is_draining(self) -> bool:
@@ -49,12 +121,12 @@ class SharedState:
 
     def set_ready(self, process: int, is_ready: bool) -> None:
         """Tell whether the HTTP process number `process` can reach every worker."""
-        self._words[_READY + process] = is_ready
+        self._words[self._ready + process] = is_ready
 
     @property
     def are_all_ready(self) -> bool:
         """Whether every HTTP process can reach every worker."""
-        return all(self._words[_READY:])
+        return all(self._words[self._ready :])
 
     def begin_profile(self) -> bool:
         """Claim the one profile that may run at a time over all processes; False where somebody has it."""

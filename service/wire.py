@@ -5,6 +5,7 @@ one host share. Rows travel as float32, row-major, the width being the model's.
 
     API process -> worker   INFER      rows to compute
                             CANCEL     nobody waits for these rows, or this profile, any more
+                            SHADOW     rows to compute when there is nothing else to do
                             PROFILE    UTF-8: where to write the trace of a forward pass
     worker -> API process   HELLO      JSON: device, threads, each backend's state; the first frame, sent when warm
                             RESULT     rows computed
@@ -34,6 +35,7 @@ class Kind(enum.IntEnum):
     CANCELLED = 6
     PROFILE = 7
     PROFILED = 8
+    SHADOW = 9
 
 
 KINDS = frozenset(Kind)
@@ -47,8 +49,8 @@ class Frame(NamedTuple):
         request_id: unique within one connection.
         backend: index into the server's list of backends.
         rows: number of rows in the payload; PROFILE: of a pass.
-        start_ns: INFER: when the request was accepted. RESULT: how long it waited for its batch.
-        end_ns: INFER, PROFILE: the deadline. RESULT: how long its batch computed.
+        start_ns: INFER, SHADOW: when the request was accepted. RESULT: how long it waited for its batch.
+        end_ns: INFER, SHADOW, PROFILE: the deadline. RESULT: how long its batch computed.
         batch_rows: RESULT: rows of the batch it was computed in.
         batch_ns: RESULT: from the batch's being taken out of the queue to its computing.
         payload: the bytes.

@@ -210,7 +210,8 @@ class Asked(Protocol):
 class WorkerServer:
     """Reads requests from API processes, computes batches, writes results.
 
-    A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more.
+    A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more. A
+    shadow is computed, alone, in a turn that has nothing else to do.
     """
 
     def __init__(
@@ -239,6 +240,7 @@ class WorkerServer:
         self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
         self._profile = profile
         self._jobs: deque[ProfileJob] = deque()
+        self._shadows: deque[Waiting[Client]] = deque()
         self._hello = hello
         self._clients: set[Client] = set()
         self._selector = selectors.DefaultSelector()
@@ -273,7 +275,8 @@ class WorkerServer:
 
     def turn(self) -> None:
         """Take what has come, waiting for something if nothing waits, and compute one batch, profile one pass."""
-        for key, events in self._wait():
+        ready = self._wait()
+        for key, events in ready:
             key.data(events)
         self._finish_frames()
         first = self._batcher.first
@@ -281,9 +284,12 @@ class WorkerServer:
             self._held_until_ns = self.patience.until_ns(first.backend, self._batcher.rows(first.backend))
             if time.monotonic_ns() < self._held_until_ns:
                 return
+        is_idle = not ready and first is None
         self._compute_next()
         if self._jobs:
             self._profile_next()
+        elif is_idle and self._shadows:
+            self._compute_shadow()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
@@ -292,7 +298,7 @@ class WorkerServer:
             return ready
         if len(self._batcher):
             return self._hold()
-        if self._jobs:
+        if self._jobs or self._shadows:
             return ready
         if not self._streak.is_long:
             return self._selector.select(None)
@@ -376,6 +382,11 @@ class WorkerServer:
                 )
                 self._batcher.add(request)
                 self.patience.came(frame.rows, frame.start_ns)
+            elif frame.kind == Kind.SHADOW:
+                shadow = Waiting(
+                    client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
+                )
+                self._shadows.append(shadow)
             elif frame.kind == Kind.PROFILE:
                 self._add_profile(client, frame)
             elif self._batcher.cancel(client, frame.request_id) or self._give_up_profile(client, frame.request_id):
@@ -386,6 +397,7 @@ class WorkerServer:
         self._batcher.drop(client)
         for job in [job for job in self._jobs if job.client is client]:
             self._jobs.remove(job)
+        self._shadows = deque(shadow for shadow in self._shadows if shadow.client is not client)
         self._selector.unregister(client.socket)
         client.socket.close()
 
@@ -401,6 +413,18 @@ class WorkerServer:
                 self._jobs.remove(job)
                 return True
         return False
+
+    def _compute_shadow(self) -> None:
+        shadow = self._shadows.popleft()
+        now_ns = time.monotonic_ns()
+        try:
+            if shadow.deadline_ns <= now_ns:
+                raise DeadlineExceededError("there was always something else to do")
+            result = self._timed_run([shadow])
+        except Exception as error:
+            self._send_error(shadow, error)
+        else:
+            self._send_results([shadow], now_ns, *result)
 
     def _profile_next(self) -> None:
         """Take the oldest profile one step further; answer it at its end."""
@@ -440,7 +464,8 @@ class WorkerServer:
             for start in range(0, len(batch), size):
                 self._compute(batch[start : start + size], taken_ns)
         else:
-            self._send_results(batch, taken_ns, *result)
+            rows = self._send_results(batch, taken_ns, *result)
+            self.patience.answered(batch[0].backend, rows, result[1], time.monotonic_ns())
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch
@@ -455,7 +480,8 @@ class WorkerServer:
 
     def _send_results(
         self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
-    ) -> None:
+    ) -> int:
+        """Send each its own, and return the rows of all."""
         batch_rows = sum(request.rows for request in batch)
         batch_ns = start_ns - taken_ns
         row_bytes = len(outputs) // batch_rows
@@ -479,7 +505,7 @@ class WorkerServer:
             at += size
         for client, parts in owed.items():
             self._send(client, b"".join(parts))
-        self.patience.answered(batch[0].backend, batch_rows, took_ns, time.monotonic_ns())
+        return batch_rows
 
     def _send_error(self, request: Asked, error: BaseException) -> None:
         code = code_of(error)

@@ -11,6 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -71,6 +72,8 @@ def title(pid: int) -> str:
 class RunningServer:
     """`python -m service` as a process of its own, with its output in a file."""
 
+    program: ClassVar[tuple[str, ...]] = ("-m", "service")
+
     def __init__(self, log: Path, *arguments: str, **environment: str) -> None:
         if "--port" not in arguments:
             arguments = ("--port", str(free_port()), *arguments)
@@ -78,7 +81,7 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.ready_ns = 0  # by the clock that files have; set by `wait_ready`
-        command = [sys.executable, "-m", "service", *arguments]
+        command = [sys.executable, *self.program, *arguments]
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "TRITON_INTERPRET"))}
         with log.open("wb") as output:
             self.process = subprocess.Popen(

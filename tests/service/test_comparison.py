@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from service.comparison import difference
+from service.guard import difference
 from tests.service.running_server import Start
 
 ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(3)]

@@ -45,6 +45,8 @@ def test_every_metric_is_there_before_anything_happened() -> None:
         "mlp_inflight_requests",
         "mlp_rejected_total",
         "mlp_worker_restarts_total",
+        "mlp_shadow_drift_bucket",
+        "mlp_backend_fallbacks_total",
     } <= names
 
 
@@ -74,6 +76,21 @@ def test_an_error_is_counted_by_its_code_and_its_status(code: str) -> None:
     assert value(text, "mlp_rejected_total", code=code) == 3
     assert value(text, "mlp_requests_total", backend="fused", status=str(STATUS[code])) == 1
     assert value(text, "mlp_requests_total", backend="none", status=str(STATUS[code])) == 2
+
+
+def test_drift_and_its_consequence_are_counted_by_backend() -> None:
+    metrics = Metrics(BACKENDS, 2)
+    metrics.drifted("fused", 3e-6)
+    metrics.claim(1)
+    metrics.drifted("fused", 0.5)
+    metrics.fell_back("fused", "drift")
+    text = scraped(metrics)
+    assert value(text, "mlp_shadow_drift_bucket", backend="fused", le="1e-05") == 1
+    assert value(text, "mlp_shadow_drift_count", backend="fused") == 2
+    assert value(text, "mlp_shadow_drift_sum", backend="fused") == pytest.approx(0.500003)
+    assert value(text, "mlp_shadow_drift_count", backend="eager") == 0
+    assert value(text, "mlp_backend_fallbacks_total", backend="fused", reason="drift") == 1
+    assert value(text, "mlp_backend_fallbacks_total", backend="fused", reason="fault") == 0
 
 
 def test_what_forked_processes_count_is_added_up() -> None:

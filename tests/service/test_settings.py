@@ -25,6 +25,12 @@ def test_a_list_is_split_at_commas() -> None:
     assert settings.load(["--backends", "eager, fused"]).backends == ("eager", "fused")
 
 
+def test_canaries_are_backends_and_their_shares() -> None:
+    chosen = settings.load(["--canary", "fused=0.05, compiled=0.1"])
+    assert chosen.canary_weights == {"fused": 0.05, "compiled": 0.1}
+    assert settings.load([]).canary_weights == {}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -49,6 +55,13 @@ def test_a_list_is_split_at_commas() -> None:
         ),
         (["--otlp-endpoint", "http://c/v1/traces"], r"--otlp-endpoint .* to which /v1/traces is added, got 'http://c/"),
         (["--trace-sample-rate", "1.5"], r"--trace-sample-rate .*less than or equal to 1, got '1.5'"),
+        (["--shadow-rate", "2"], r"--shadow-rate .*less than or equal to 1, got '2'"),
+        (["--shadow-rate", "0.1", "--backends", "fused"], r"--shadow-rate .*expected eager, .* among --backends, got"),
+        (["--max-drift", "0"], r"--max-drift .*greater than 0, got '0'"),
+        (["--canary", "fused"], r"--canary .*shares by backend, .* such as fused=0.05,compiled=0.1, got 'fused'"),
+        (["--canary", "fused=0.6,eager=0.6"], r"--canary .*1 together at most.*, got 'fused=0.6,eager=0.6'"),
+        (["--canary", "fused=-1"], r"--canary .*shares by backend"),
+        (["--canary", "turbo=0.1"], r"--canary .*shares of eager, compiled, fused, got one of 'turbo'"),
         (["--turbo"], r"--turbo"),
         (["--port"], r"--port"),
     ],

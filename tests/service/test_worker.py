@@ -248,6 +248,31 @@ def test_a_caller_that_is_gone_takes_its_requests_along(connect: Connect, tmp_pa
     assert [(frame.request_id, frame.rows) for frame in frames] == [(6, 1)]
 
 
+def test_a_shadow_waits_until_there_is_nothing_else_to_do(connect: Connect) -> None:
+    passes = Passes(passes=2)
+    caller = connect(passes.run, profile=passes.profile)
+    shadow = infer(1, rows=5)._replace(kind=Kind.SHADOW)
+    caller.send(shadow, infer(2), profile_frame(3))
+    caller.turn()
+    caller.send(infer(4, rows=2))
+    caller.turn()
+    assert passes.events == ["batch of 1", "pass 0", "batch of 2", "pass 1"]
+    caller.turn()
+    assert passes.events[-1] == "batch of 5"
+    frames = caller.received()
+    assert [frame.request_id for frame in frames] == [2, 4, 3, 1]
+    assert (frames[-1].kind, frames[-1].rows, frames[-1].batch_rows) == (Kind.RESULT, 5, 5)
+
+
+def test_a_shadow_whose_time_is_up_is_not_computed(connect: Connect) -> None:
+    caller = connect(echo)
+    caller.send(infer(1, deadline_ns=1)._replace(kind=Kind.SHADOW))
+    caller.turn()
+    caller.turn()
+    (frame,) = caller.received()
+    assert bytes(frame.payload).startswith(b"deadline_exceeded\n")
+
+
 def profile_frame(request_id: int, rows: int = 3, backend: int = 1, deadline_ns: int = FOREVER_NS) -> Frame:
     return Frame(Kind.PROFILE, request_id, b"trace.json", backend, rows, time.monotonic_ns(), deadline_ns)
 

@@ -1,0 +1,151 @@
+"""Holds every backend to eager while it serves, and takes out the one that is found wrong or that fails.
+
+A share of the requests that another backend answers is run on eager as well, after the reply, when a worker has nothing
+else to do; how far both are apart goes to the metrics. A backend is taken out, in every HTTP process at once, where
+
+    drift        a result is further from eager's than the bound
+    non_finite   it holds NaN or infinity where eager's does not
+    fault        its run raises
+
+and stays so until somebody puts it back (`Dispatcher.set_default_backend`). Requests that name no backend go on to the
+next one, those in the failing batch included; requests that name it get the error.
+"""
+
+import logging
+import random
+from typing import NamedTuple
+
+import numpy as np
+
+from service.dispatch import REFERENCE, Deliver, Dispatcher, Result
+from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
+from service.metrics import Metrics
+from service.schemas import InferenceRequest, Rows
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+MAX_DRIFT = {"float32": 0.001, "float16": 0.01, "bfloat16": 0.05}
+"""What the bound is where none is set: beyond what rounding leaves between two right backends (README, batches)."""
+MAX_REASON = 200  # characters of an exception's own words
+log = logging.getLogger(__name__)
+
+
+class Difference(NamedTuple):
+    """The largest difference of any number, and the largest relative to the reference's largest number of its row."""
+
+    absolute: float
+    relative: float
+
+
+def difference(rows: Rows, reference: Rows) -> Difference:
+    """Measure how far finite rows are from finite reference rows, as models/batching.py does."""
+    apart = np.abs(rows.astype(np.float64) - reference)
+    largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), SMALLEST)
+    return Difference(float(apart.max()), float((apart.max(axis=1) / largest).max()))
+
+
+class Guard:
+    """Judges the backends in one HTTP process; what it finds holds for all of them."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        metrics: Metrics,
+        shadow_rate: float = 0.0,
+        max_drift: float = MAX_DRIFT["float32"],
+    ) -> None:
+        """`shadow_rate` is the share of requests that are run on eager too, `max_drift` the bound, as `Difference`."""
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._shadow_rate = shadow_rate
+        self._max_drift = max_drift
+
+    @property
+    def is_shadowing(self) -> bool:
+        """Whether it wants to see what is answered."""
+        return self._shadow_rate > 0
+
+    def answered(self, request: InferenceRequest, result: Result) -> None:
+        """Run a share of what another backend has answered on eager as well."""
+        if result.backend != REFERENCE and random.random() < self._shadow_rate:  # noqa: S311
+            self._shadow(request, result)
+
+    def failed(self, backend: str, error: BaseException) -> None:
+        """Take a backend out whose run has raised; other errors say nothing of it."""
+        if isinstance(error, RemoteError) and code_of(error) == "internal":
+            words = without_paths(str(error))[:MAX_REASON]
+            self._dispatcher.take_out(backend, "fault", f"a run of it failed with {words}")
+
+    def retry(
+        self,
+        request: InferenceRequest,
+        backend: str | None,
+        outcome: Result | Exception,
+        error: Exception,
+        accepted_ns: int,
+        deliver: Deliver,
+    ) -> str | None:
+        """See what a failure says of the backend, and run the request on another one where its caller named none.
+
+        Args:
+            request: the caller's.
+            backend: what it was run on.
+            outcome: what came back.
+            error: why that is no reply.
+            accepted_ns: when the request was accepted.
+            deliver: takes the other backend's outcome.
+
+        Returns:
+            The other backend; None where the error stands.
+        """
+        if backend is None or backend == REFERENCE:
+            return None
+        if isinstance(outcome, Result):
+            if not isinstance(error, NonFiniteOutputError) or not self.is_shadowing:
+                return None
+            if request.backend is not None:
+                self._shadow(request, outcome)
+                return None
+            following = REFERENCE  # which tells whether the backend or the rows are at fault
+            deliver = self._judging(outcome, deliver)
+        else:
+            self.failed(backend, error)
+            if code_of(error) != "internal" or request.backend is not None:
+                return None
+            default = self._dispatcher.default_backend()
+            if default is None or default == backend:
+                return None
+            following = default
+        self._dispatcher.resubmit(request, following, accepted_ns, deliver)
+        return following
+
+    def _judging(self, result: Result, deliver: Deliver) -> Deliver:
+        def judged(outcome: Result | Exception) -> None:
+            self._judge(result, outcome)
+            deliver(outcome)
+
+        return judged
+
+    def _shadow(self, request: InferenceRequest, result: Result) -> None:
+        self._dispatcher.shadow(request.rows, lambda outcome: self._judge(result, outcome))
+
+    def _judge(self, result: Result, reference: Result | Exception) -> None:
+        """Compare a result with eager's of the same rows."""
+        if isinstance(reference, Exception):
+            log.info("a request could not be run on %s as well: %s", REFERENCE, reference)
+            return
+        is_comparable = np.isfinite(reference.rows)
+        if (is_comparable & ~np.isfinite(result.rows)).any():
+            reason = f"its result held NaN or infinity where {REFERENCE}'s did not"
+            self._dispatcher.take_out(result.backend, "non_finite", reason)
+            return
+        rows = is_comparable.all(axis=1) & np.isfinite(result.rows).all(axis=1)
+        if not rows.any():
+            return
+        drift = difference(result.rows[rows], reference.rows[rows]).relative
+        self._metrics.drifted(result.backend, drift)
+        if drift > self._max_drift:
+            reason = (
+                f"its result was {drift:.3g} of the row's largest output away from {REFERENCE}'s, more than max-drift, "
+                f"{self._max_drift:g}"
+            )
+            self._dispatcher.take_out(result.backend, "drift", reason)
