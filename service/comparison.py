@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from models.errors import MLPError, UnknownBackendError
+from models.errors import MLPError
 from service import schemas
 from service.dispatch import REFERENCE, Dispatcher, Result
 from service.encoding import decoded
@@ -78,9 +78,7 @@ class Comparison:
             body = decoded(body, encoding.encode("latin-1"), self._options.max_body_bytes)
         states = self._dispatcher.states
         asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
-        for name in names or ():
-            if name not in states:
-                raise UnknownBackendError(name, self._dispatcher.backends)
+        self._dispatcher.require_known(names or ())
         ready = tuple(name for name, state in states.items() if state.state == "ready")
         return asked, names or ready or self._dispatcher.backends
 

@@ -128,10 +128,11 @@ def add_routes(
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
         body.require_any()
-        if body.canary is not None:
-            dispatcher.set_canary(body.canary)
+        dispatcher.require_known(body.canary or ())
         if body.default is not None:
             dispatcher.set_default_backend(body.default)
+        if body.canary is not None:
+            dispatcher.set_canary(body.canary)
         return backend_reply()
 
     @app.post("/compare", tags=["backends"], response_model=CompareReply)

@@ -458,10 +458,18 @@ class Dispatcher:
         Raises:
             UnknownBackendError: there is no such backend.
         """
-        for name in weights:
+        self.require_known(weights)
+        self.state.canary = [weights.get(name, 0.0) for name in self.backends]
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Refuse names that are no backend's.
+
+        Raises:
+            UnknownBackendError: one of them is not.
+        """
+        for name in names:
             if name not in self.backends:
                 raise UnknownBackendError(name, self.backends)
-        self.state.canary = [weights.get(name, 0.0) for name in self.backends]
 
     def take_out(self, name: str, kind: str, reason: str) -> bool:
         """Let nobody use a backend until it is put back, in every API process at once, and say so.

@@ -225,7 +225,7 @@ class Settings(BaseSettings):
             raise ValueError(f"canary: expected shares of {', '.join(self.backends)}, got one of {strangers[0]!r}")
         if self.shadow_rate and "eager" not in self.backends:
             raise ValueError(
-                f"shadow_rate: expected eager, which others are compared with, among --backends, got {self.shadow_rate:g}"
+                f"shadow_rate: expected eager, which others are held to, among --backends, got {self.shadow_rate:g}"
             )
         least = self.request_rows * self.api_servers
         if self.max_queue_rows is not None and self.max_queue_rows < least:

@@ -14,13 +14,6 @@ from tests.service.running_server import Start
 ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(3)]
 
 
-def test_a_difference_is_absolute_and_relative_to_the_rows_largest_reference() -> None:
-    reference = np.array([[1.0, -4.0], [100.0, 0.0], [0.0, 0.0]], dtype=np.float32)
-    rows = reference + np.array([[0.0, 0.5], [2.0, 0.0], [0.0, 0.0]], dtype=np.float32)
-    assert difference(rows, reference) == (2.0, 0.125)
-    assert difference(reference, reference) == (0.0, 0.0)
-
-
 @pytest.mark.slow
 def test_every_ready_backend_is_run_and_compared_with_eager(client: httpx.Client) -> None:
     reply = client.post("/compare", json={"inputs": ROWS, "id": "mine"}).json()

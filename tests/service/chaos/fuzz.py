@@ -93,6 +93,9 @@ TARGETS = (
     *b"/v2/models/%2e%2e/infer /v2/models//infer /v2/models/digits/ready /v2 /backend /backend/ /metrics /nope".split(),
     *b"/openapi.json /docs /docs/oauth2-redirect / /static/../../etc/passwd /\xc3\xa9 predict".split(),
 )
+OTHER_TARGETS = (
+    *b"/backend /v2/models/other/infer /v2/health/live /nope /metrics /docs /compare /profile /profile/0.json".split(),
+)
 ENDINGS = ("wait", "wait", "wait", "wait", "wait", "reset", "leave", "half")
 
 
@@ -312,10 +315,13 @@ def head_bytes(draw: random.Random) -> bytes:
 
 def route(draw: random.Random) -> bytes:
     """Make a request of another route, with a body that may be wrong."""
-    body = draw.choice((b'{"default": "eager"}', b'{"default": "fused"}', spelled(value(draw)), b""))
+    rows = spelled({"inputs": row(draw)})
+    body = draw.choice(
+        (b'{"default": "eager"}', b'{"default": "fused"}', b'{"rows": 3}', rows, spelled(value(draw)), b"")
+    )
     if draw.random() < 0.4:
         body = mutated(draw, body)
-    target = draw.choice((b"/backend", b"/v2/models/other/infer", b"/v2/health/live", b"/nope", b"/metrics", b"/docs"))
+    target = draw.choice(OTHER_TARGETS)
     return http(draw, target, body, JSON, method=draw.choice((b"PUT", b"PUT", b"POST", b"GET", b"DELETE")))
 
 
