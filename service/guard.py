@@ -13,11 +13,13 @@ next one, those in the failing batch included; requests that name it get the err
 
 import logging
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from service.dispatch import REFERENCE, Deliver, Dispatcher, Result
+from service.dispatch import REFERENCE, Dispatcher, Result
 from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
 from service.metrics import Metrics
 from service.schemas import InferenceRequest, Rows
@@ -82,8 +84,8 @@ class Guard:
         outcome: Result | Exception,
         error: Exception,
         accepted_ns: int,
-        deliver: Deliver,
-    ) -> str | None:
+        deliver: Callable[[str, Result | Exception], None],
+    ) -> bool:
         """See what a failure says of the backend, and run the request on another one where its caller named none.
 
         Args:
@@ -92,38 +94,38 @@ class Guard:
             outcome: what came back.
             error: why that is no reply.
             accepted_ns: when the request was accepted.
-            deliver: takes the other backend's outcome.
+            deliver: takes the other backend and its outcome.
 
         Returns:
-            The other backend; None where the error stands.
+            Whether it is run on another one; else the error stands.
+
+        Raises:
+            NotReadyError: there is no worker to run it.
         """
         if backend is None or backend == REFERENCE:
-            return None
+            return False
         if isinstance(outcome, Result):
             if not isinstance(error, NonFiniteOutputError) or not self.is_shadowing:
-                return None
+                return False
             if request.backend is not None:
                 self._shadow(request, outcome)
-                return None
-            following = REFERENCE  # which tells whether the backend or the rows are at fault
-            deliver = self._judging(outcome, deliver)
-        else:
-            self.failed(backend, error)
-            if code_of(error) != "internal" or request.backend is not None:
-                return None
-            default = self._dispatcher.default_backend()
-            if default is None or default == backend:
-                return None
-            following = default
-        self._dispatcher.resubmit(request, following, accepted_ns, deliver)
-        return following
+                return False
+            if self._dispatcher.states[REFERENCE].state != "ready":
+                return False
 
-    def _judging(self, result: Result, deliver: Deliver) -> Deliver:
-        def judged(outcome: Result | Exception) -> None:
-            self._judge(result, outcome)
-            deliver(outcome)
+            def judge(later: Result | Exception) -> None:
+                self._judge(outcome, later)
+                deliver(REFERENCE, later)
 
-        return judged
+            # Which tells as well whether the backend or the rows are at fault.
+            self._dispatcher.resubmit(request, REFERENCE, accepted_ns, judge)
+            return True
+        self.failed(backend, error)
+        following = self._dispatcher.default_backend()
+        if code_of(error) != "internal" or request.backend is not None or following in (None, backend):
+            return False
+        self._dispatcher.resubmit(request, following, accepted_ns, partial(deliver, following))
+        return True
 
     def _shadow(self, request: InferenceRequest, result: Result) -> None:
         self._dispatcher.shadow(request.rows, lambda outcome: self._judge(result, outcome))

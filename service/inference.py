@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from random import getrandbits
 from typing import TYPE_CHECKING, Any
 
@@ -224,50 +224,6 @@ class Inference:
         """
         backend: str | None = None
         whole_ns = time.monotonic_ns()
-
-        def finish(outcome: Result | Exception) -> None:
-            nonlocal backend
-            try:
-                if isinstance(outcome, Exception):
-                    raise outcome
-                result_ns = time.monotonic_ns()
-                lines, body = operation.encode(request, outcome, result_ns - started_ns)
-            except Exception as error:
-                try:
-                    following = self._guard.retry(request, backend, outcome, error, accepted_ns, finish)
-                except NotReadyError as worse:
-                    error, following = worse, None
-                if following is None:
-                    send(self.refuse(error, operation, headers, request_id, started_ns, backend))
-                else:
-                    backend = following
-                return
-            encoded_ns = time.monotonic_ns()
-            total_ns = encoded_ns - started_ns
-            encode_us = (accepted_ns - whole_ns + encoded_ns - result_ns) // 1000
-            if is_request_logged():
-                log_request(
-                    request_id=request_id.decode("latin-1"),
-                    status=200,
-                    backend=outcome.backend,
-                    rows=len(outcome.rows),
-                    queue_us=outcome.queue_ns // 1000,
-                    batch_us=outcome.batch_ns // 1000,
-                    compute_us=outcome.compute_ns // 1000,
-                    encode_us=encode_us,
-                    total_us=total_ns // 1000,
-                    batch_rows=outcome.batch_rows,
-                )
-            self._metrics.answered(
-                outcome.backend, total_ns / 1e9, outcome.queue_ns / 1e9, outcome.compute_ns / 1e9, outcome.batch_rows
-            )
-            send(Reply(200, result_head(lines, outcome, encode_us), body))
-            if self._is_shadowing:
-                self._guard.answered(request, outcome)
-            if self.traces is not None:
-                times_ns = (started_ns, whole_ns, accepted_ns, result_ns, encoded_ns)
-                self.traces.answered(operation.route, headers, request_id, outcome, times_ns)
-
         try:
             encoding = headers.get(b"content-encoding")
             if encoding is not None:
@@ -275,10 +231,67 @@ class Inference:
             request = operation.parse(headers, body)
             accepted_ns = time.monotonic_ns()
             backend = self.dispatcher.route() if request.backend is None else request.backend
-            return self.dispatcher.submit(request, backend, accepted_ns, finish)
+            times_ns = (started_ns, whole_ns, accepted_ns)
+            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send, backend)
+            return self.dispatcher.submit(request, backend, accepted_ns, deliver)
         except Exception as error:
             send(self.refuse(error, operation, headers, request_id, started_ns, backend))
             return None
+
+    def _finish(
+        self,
+        operation: Operation,
+        headers: Headers,
+        request_id: bytes,
+        request: schemas.InferenceRequest,
+        times_ns: tuple[int, int, int],
+        send: Callable[[Reply], None],
+        backend: str | None,
+        outcome: Result | Exception,
+    ) -> None:
+        """Send the reply that an outcome makes, or have the request run on another backend.
+
+        `times_ns` are on the monotonic clock: its head read, its body whole, accepted.
+        """
+        started_ns, whole_ns, accepted_ns = times_ns
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            result_ns = time.monotonic_ns()
+            lines, body = operation.encode(request, outcome, result_ns - started_ns)
+        except Exception as error:
+            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send)
+            try:
+                if self._guard.retry(request, backend, outcome, error, accepted_ns, deliver):
+                    return
+            except NotReadyError as worse:
+                error = worse
+            send(self.refuse(error, operation, headers, request_id, started_ns, backend))
+            return
+        encoded_ns = time.monotonic_ns()
+        total_ns = encoded_ns - started_ns
+        encode_us = (accepted_ns - whole_ns + encoded_ns - result_ns) // 1000
+        if is_request_logged():
+            log_request(
+                request_id=request_id.decode("latin-1"),
+                status=200,
+                backend=outcome.backend,
+                rows=len(outcome.rows),
+                queue_us=outcome.queue_ns // 1000,
+                batch_us=outcome.batch_ns // 1000,
+                compute_us=outcome.compute_ns // 1000,
+                encode_us=encode_us,
+                total_us=total_ns // 1000,
+                batch_rows=outcome.batch_rows,
+            )
+        self._metrics.answered(
+            outcome.backend, total_ns / 1e9, outcome.queue_ns / 1e9, outcome.compute_ns / 1e9, outcome.batch_rows
+        )
+        send(Reply(200, result_head(lines, outcome, encode_us), body))
+        if self._is_shadowing:
+            self._guard.answered(request, outcome)
+        if self.traces is not None:
+            self.traces.answered(operation.route, headers, request_id, outcome, (*times_ns, result_ns, encoded_ns))
 
     def refuse(
         self,

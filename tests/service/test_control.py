@@ -135,7 +135,7 @@ def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_de
         (b'{"default": 1}', "default: expected a valid string, got 1"),
         (b"{}", "default: this field is required"),
         (b'{"backend": "eager"}', "'backend': no such field; expected one of default"),
-        (b'["eager"]', "expected a JSON object with default, got a list"),
+        (b'["eager"]', "expected a JSON object with default, canary, got a list"),
         (b"{", "not valid JSON"),
     ],
     ids=str,

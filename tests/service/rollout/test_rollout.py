@@ -210,6 +210,7 @@ def test_canaries_take_their_share_and_can_be_changed(server: PlantedServer) -> 
             found.add(httpx.post(server.url + "/predict", json={"inputs": ROWS}).headers["x-backend"])
         return found
 
+    assert "canary    eager 0.1\nshadow    0.2 of the requests" in server.output
     assert httpx.get(server.url + "/backend").json()["canary"] == {"eager": 0.1}
     try:
         reply = httpx.put(server.url + "/backend", json={"canary": {"eager": 0.5}}).json()
