@@ -49,13 +49,16 @@ def test_every_change_is_counted_however_many_make_some() -> None:
     for _ in range(4):
         child = os.fork()
         if child == 0:
-            for _ in range(200):
+            while not state.is_draining:  # so that all start at once
+                pass
+            for _ in range(5000):
                 state.canary = (0.25, 0.0)
             os._exit(0)
         children.append(child)
+    state.start_draining()
     for child in children:
         os.waitpid(child, 0)
-    assert (state.changes, state.canary) == (800, (0.25, 0.0))
+    assert (state.changes, state.canary) == (20_000, (0.25, 0.0))
 
 
 def test_one_profile_at_a_time_over_all_processes_and_none_is_held_by_the_dead() -> None:
