@@ -1,11 +1,9 @@
 """The routes beside inference, on LitServe's FastAPI app: health, metadata, metrics, and the default backend."""
 
-from pathlib import Path as FilePath
 from typing import Annotated
 
-import orjson
 from fastapi import FastAPI, Path, Request
-from fastapi.responses import HTMLResponse, PlainTextResponse, Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from models.config import ModelConfig
@@ -28,18 +26,11 @@ from service.schemas import (
 NAME = "fused-mlp-server"
 VERSION = "0.1.0"
 
-PAGE = FilePath(__file__).parent / "static/index.html"
 HOST_ROUTES = ("/", "/info", "/health")  # LitServe's own, which say nothing of the model, or nothing typed
 
 ModelName = Annotated[str, Path(description="the served model's name")]
 
 TraceName = Annotated[str, Path(alias="id", description="as the reply of POST /profile names it")]
-
-
-def page_of(model: str) -> str:
-    """Return the page with the model's name as a JavaScript string."""
-    name = orjson.dumps(model).decode().replace("<", "\\u003c")  # no tag can begin in it
-    return PAGE.read_text().replace('"{{MODEL}}"', name)
 
 
 def add_routes(
@@ -70,13 +61,7 @@ def add_routes(
             backends=dispatcher.states,
         )
 
-    page = page_of(config.name)
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in HOST_ROUTES]
-
-    @app.get("/", include_in_schema=False)
-    async def index() -> HTMLResponse:
-        """Show the page."""
-        return HTMLResponse(page)
 
     @app.get("/v2", tags=["Open Inference Protocol"])
     @app.get("/v2/", include_in_schema=False)

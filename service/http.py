@@ -12,12 +12,13 @@ import time
 
 from starlette.requests import ClientDisconnect
 
+from service import page
 from service.errors import MethodNotAllowedError, TooLargeError, code_of
 from service.inference import Headers, Inference, Operation, declared_length, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
 
-OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"})
+OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"}) | page.PATHS
 DISCARD_BYTES = 256 << 20
 DISCARD_S = 2.0
 log = logging.getLogger(__name__)

@@ -163,6 +163,24 @@ class ProfileReply(Body):
     trace: str | None = Field(description="where to download the last pass for ui.perfetto.dev; null: it is too large")
 
 
+class ModelReply(Body):
+    """Reply of `GET /model`."""
+
+    name: str
+    width_in: int = Field(description="numbers in a row that goes in")
+    width_out: int = Field(description="numbers in a row that comes out")
+    dim: int = Field(description="width of the residual stream")
+    hidden: int = Field(description="width inside a block")
+    depth: int = Field(description="number of blocks")
+    is_gated: bool
+    activation: str
+    parameters: int = Field(description="numbers that the model's tensors hold altogether")
+    labels: tuple[str, ...] | None = Field(description="one name an output, where the model has them")
+    dtype: str = Field(description="what weights and activations are held in")
+    device: str
+    max_request_rows: int = Field(description="most rows in one request")
+
+
 class BackendBody(Body):
     """Body of `PUT /backend`."""
 

@@ -20,7 +20,9 @@ from service.kernel_profiles import KernelProfiles
 from service.lifespan import lifespan
 from service.metrics import Metrics
 from service.openapi import describe
+from service.page import add_page
 from service.protocol import protocol
+from service.schemas import ModelReply
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
@@ -109,6 +111,7 @@ class Server:
             Comparison(dispatcher, options, self.metrics, guard),
             KernelProfiles(dispatcher, traces, settings.request_rows),
         )
+        add_page(app, self._model_reply())
         describe(app, NAME, VERSION)
         self.inference = Inference(dispatcher, options, self.metrics, guard)
         app.router.lifespan_context = lifespan(
@@ -119,6 +122,24 @@ class Server:
             self._make_traces if settings.traces_url else None,
         )
         app.add_middleware(Front, inference=self.inference)  # added last: outside of all the others
+
+    def _model_reply(self) -> ModelReply:
+        config = self.config
+        return ModelReply(
+            name=config.name,
+            width_in=config.width_in,
+            width_out=config.width_out,
+            dim=config.dim,
+            hidden=config.hidden,
+            depth=config.depth,
+            is_gated=config.ffn.gated,
+            activation=config.ffn.activation,
+            parameters=config.parameter_count,
+            labels=config.labels,
+            dtype=self.dtype,
+            device=self.device,
+            max_request_rows=self.settings.request_rows,
+        )
 
     def _make_traces(self) -> "Traces":
         from service.traces import Traces  # OpenTelemetry's SDK, which costs memory and a moment

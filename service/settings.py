@@ -134,8 +134,8 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         None,
         min_length=1,
-        description="key that every route but liveness and readiness asks for; better set as MLP_API_KEY, since "
-        "other users of a host can read a command line",
+        description="key that every route but the page, liveness and readiness asks for; better set as MLP_API_KEY, "
+        "since other users of a host can read a command line",
     )
     otlp_endpoint: str | None = Field(
         None,

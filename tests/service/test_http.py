@@ -263,15 +263,15 @@ def test_a_request_id_is_echoed_and_one_is_made_where_none_or_a_wild_one_came(cl
     assert client.post("/predict", json=body, headers={"x-request-id": "x" * 500}).headers["x-request-id"] != "x" * 500
 
 
-def test_a_key_guards_every_route_but_liveness_and_readiness(start: Start, tiny_model: Path) -> None:
+def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Start, tiny_model: Path) -> None:
     guarded = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="hush-hush").wait_ready()
     with httpx.Client(base_url=guarded.url) as client:
         body = {"inputs": [0.5] * 8}
-        for path in ("/predict", "/backend", "/docs", "/nope", "/"):
+        for path in ("/predict", "/backend", "/model", "/docs", "/nope", "/static/nope.js", "/static/"):
             reply = client.get(path, headers={"x-api-key": "hush"})
             require_error(reply, 401, "unauthorized")
             assert reply.headers["www-authenticate"] == "Bearer"
-        for path in ("/v2/health/live", "/v2/health/ready", "/health"):
+        for path in ("/v2/health/live", "/v2/health/ready", "/health", "/", "/static/page.js"):
             assert client.get(path).status_code == 200
         for headers in ({"x-api-key": "hush-hush"}, {"authorization": "Bearer hush-hush"}):
             assert client.post("/predict", json=body, headers=headers).status_code == 200

@@ -1,0 +1,64 @@
+// The page: reads what the server has, and asks for its key where it wants one.
+
+import { at, say } from "./element.js";
+import { Backends, readModel } from "./backends.js";
+import { Live } from "./live.js";
+import { Profiles } from "./profile.js";
+import { Request } from "./request.js";
+import { events, setKey, told } from "./server.js";
+
+const BACKENDS_MS = 5000;
+
+const backends = new Backends();
+const request = new Request();
+const profiles = new Profiles(backends);
+const live = new Live();
+let isKnown = false; // whether the model has been read
+let isLocked = false;
+
+async function read() {
+  try {
+    if (!isKnown) {
+      const model = await readModel();
+      request.take(model);
+      profiles.take(model);
+      isKnown = true;
+      document.title = `${model.name} on the fused MLP server`;
+    }
+    await backends.read();
+    document.documentElement.dataset.read = "yes";
+  } catch (error) {
+    if (!isKnown) say(at("model"), told(error), true);
+  }
+}
+
+async function watch() {
+  if (!document.hidden && !isLocked) await read();
+  setTimeout(watch, BACKENDS_MS);
+}
+
+events.addEventListener("locked", ({ detail }) => {
+  if (!isLocked || detail) say(at("key-reason"), detail);
+  if (isLocked) return;
+  isLocked = true;
+  at("key").hidden = false;
+  at("key-field").focus();
+  live.lock(true);
+});
+
+events.addEventListener("unlocked", () => {
+  isLocked = false;
+  at("key").hidden = true;
+  live.lock(false);
+  read();
+});
+
+at("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const field = at("key-field");
+  setKey(field.value.trim());
+  field.value = "";
+});
+
+live.lock(false);
+watch();
