@@ -5,12 +5,15 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from tests.service.running_server import RunningServer, Start
+
+if TYPE_CHECKING:
+    from tests.browser import Browser  # which loads selenium
 
 # Before any kernel is imported: without a GPU, Triton kernels run under its interpreter.
 if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
@@ -51,6 +54,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator["Browser"]:
+    """One browser, shared by every test of a page."""
+    from tests.browser import browsers
+
+    yield from browsers()
 
 
 @pytest.fixture
