@@ -100,6 +100,7 @@ export class DigitPad {
       this.#cells[event.key in ends ? ends[event.key] : index + moves[event.key]]?.focus();
     } else if (event.key in changes) {
       this.#set(index, changes[event.key]);
+      at("changed").textContent = `${this.values[index]} of ${MOST}`; // a label that changes is not read out
     } else if (event.key === "Enter") {
       submit();
     } else {

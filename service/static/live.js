@@ -7,8 +7,8 @@ import { call, told } from "./server.js";
 const INTERVAL_MS = 1000;
 const WINDOW_S = 5;
 const GAP_S = 3; // a reading that comes later than this does not continue the line
-const POINTS = 120;
-const HEIGHT = 150;
+const SPAN_S = 120;
+const HEIGHT = 150; // as the style sheet has it
 const MARGIN = { left: 62, right: 8, top: 10, bottom: 22 };
 const CHARTS = {
   rate: { title: "Requests per second", tell: (value) => number(value) },
@@ -19,7 +19,7 @@ const CHARTS = {
 
 export class Live {
   #readings = [];
-  #points = []; // of each second: the figures of each backend; null is a gap
+  #points = []; // of each second: its time, and the figures of each backend; null is a gap
   #isPaused = false;
   #isLocked = false;
   #timer = 0;
@@ -32,7 +32,7 @@ export class Live {
       this.#schedule();
     });
     document.addEventListener("visibilitychange", () => this.#schedule());
-    new ResizeObserver(() => this.#draw()).observe(at("charts"));
+    new ResizeObserver(() => requestAnimationFrame(() => this.#draw())).observe(at("charts"));
   }
 
   lock(isLocked) {
@@ -58,7 +58,7 @@ export class Live {
       say(at("live-state"), "");
     } catch (error) {
       this.#readings = [];
-      say(at("live-state"), told(error), true);
+      if (!this.#isLocked) say(at("live-state"), told(error), true);
     }
     this.#isAsking = false;
     if (document.hidden || this.#isPaused || this.#isLocked) return;
@@ -68,15 +68,15 @@ export class Live {
   #take(now) {
     const last = this.#readings.at(-1);
     if (last && (now.time_s - last.time_s > GAP_S || !goesOn(last, now))) this.#readings = [];
-    if (!this.#readings.length && this.#points.length) this.#points.push(null);
+    if (!this.#readings.length && this.#points.length) this.#points.push({ time_s: now.time_s, backends: null });
     this.#readings.push(now);
     while (now.time_s - this.#readings[0].time_s > WINDOW_S + 0.5 * (INTERVAL_MS / 1e3)) this.#readings.shift();
     const [first] = this.#readings;
     if (first !== now) {
       const of = (name) => [name, figures(name, first, now)];
-      this.#points.push(Object.fromEntries(Object.keys(now.backends).map(of)));
+      this.#points.push({ time_s: now.time_s, backends: Object.fromEntries(Object.keys(now.backends).map(of)) });
     }
-    this.#points.splice(0, this.#points.length - POINTS);
+    this.#points = this.#points.filter(({ time_s }) => now.time_s - time_s <= SPAN_S);
     this.#draw();
   }
 
@@ -84,7 +84,7 @@ export class Live {
     const now = this.#readings.at(-1);
     if (!now) return;
     const names = Object.keys(now.backends);
-    const latest = this.#points.at(-1) ?? {};
+    const latest = this.#points.at(-1)?.backends ?? {};
     at("figures").replaceChildren(
       ...names.map((name) => {
         const each = latest[name] ?? { rate: null, p50: null, p99: null, batch: null };
@@ -103,8 +103,10 @@ export class Live {
       );
     }
     for (const [kind, chart] of Object.entries(CHARTS)) {
-      const series = names.map((name) => this.#points.map((point) => point?.[name]?.[kind] ?? null));
-      const each = names.map((name, index) => `${name} ${chart.tell(series[index].at(-1))}`).join(", ");
+      const series = names.map((name) =>
+        this.#points.map(({ time_s, backends }) => [time_s - now.time_s, backends?.[name]?.[kind] ?? null]),
+      );
+      const each = names.map((name) => `${name} ${chart.tell(latest[name]?.[kind])}`).join(", ");
       lines(at(`chart-${kind}`).querySelector("svg"), series, chart.tell, `${chart.title}, now: ${each}`);
     }
   }
@@ -122,11 +124,12 @@ function ceiling(value) {
   return power * ([1, 2, 5].find((step) => step * power >= value * (1 - 1e-9)) ?? 10);
 }
 
+// Draws a line for each series of pairs of a time, in seconds from now, and a value or null.
 function lines(chart, series, tell, label) {
   const width = Math.max(200, chart.parentElement.clientWidth);
   const [left, right, bottom] = [MARGIN.left, width - MARGIN.right, HEIGHT - MARGIN.bottom];
-  const most = ceiling(Math.max(0, ...series.flat().filter((value) => value !== null)));
-  const x = (index, count) => right - ((count - 1 - index) / (POINTS - 1)) * (right - left);
+  const most = ceiling(Math.max(0, ...series.flat().map(([, value]) => value ?? 0)));
+  const x = (time_s) => right + (time_s / SPAN_S) * (right - left);
   const y = (value) => bottom - (value / most) * (bottom - MARGIN.top);
   const parts = [0, most / 2, most].flatMap((value) => [
     drawn("line", { x1: left, x2: right, y1: y(value), y2: y(value), class: "grid" }),
@@ -135,9 +138,9 @@ function lines(chart, series, tell, label) {
   const foot = HEIGHT - 5;
   parts.push(drawn("text", { x: left, y: foot }, "2 minutes ago"));
   parts.push(drawn("text", { x: right, y: foot, "text-anchor": "end" }, "now"));
-  series.forEach((values, index) => {
-    for (const run of runs(values)) {
-      const points = run.map((second) => `${x(second, values.length).toFixed(1)},${y(values[second]).toFixed(1)}`);
+  series.forEach((pairs, index) => {
+    for (const run of runs(pairs)) {
+      const points = run.map(([time_s, value]) => `${x(time_s).toFixed(1)},${y(value).toFixed(1)}`);
       if (run.length > 1) {
         parts.push(drawn("polyline", { points: points.join(" "), class: `line line-${index}` }));
       } else {
@@ -151,13 +154,13 @@ function lines(chart, series, tell, label) {
   chart.replaceChildren(...parts);
 }
 
-// The stretches of a series without a gap, as indices.
-function runs(values) {
+// The stretches of a series without a gap.
+function runs(pairs) {
   const found = [];
-  values.forEach((value, index) => {
-    if (value === null) return;
-    if (index && values[index - 1] !== null) found.at(-1).push(index);
-    else found.push([index]);
+  pairs.forEach((pair, index) => {
+    if (pair[1] === null) return;
+    if (index && pairs[index - 1][1] !== null) found.at(-1).push(pair);
+    else found.push([pair]);
   });
   return found;
 }
