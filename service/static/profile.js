@@ -69,7 +69,7 @@ const refused = ({ backend, error }) =>
 function column(profile, longest) {
   const { backend, implementation, lines, rows } = profile;
   const save = element("button", { type: "button" }, "Save the trace");
-  const outcome = element("output", { role: "status" });
+  const outcome = element("output", { role: "status" }, profile.trace ? null : "The trace is too large to be kept.");
   save.addEventListener("click", () => keep(profile, outcome));
   const levels = [
     ["operator", "Operators"],
@@ -96,7 +96,7 @@ function column(profile, longest) {
     element("h3", {}, `${backend} (${implementation})`),
     element("p", {}, `${summary(profile).slice(backend.length + 2)}, ${rows === 1 ? "1 row" : `${number(rows)} rows`}`),
     ...levels,
-    element("p", { class: "fields" }, save, outcome),
+    element("p", { class: "fields" }, profile.trace ? save : null, outcome),
   );
 }
 

@@ -174,14 +174,11 @@ function differences(all, reference) {
     if (!each.outputs) {
       return [heading(each.name), cell(`${each.error} (${each.code})`, { colspan: "4", class: "words error" })];
     }
-    const none = each.name === reference;
-    return [
-      heading(each.name),
-      cell(each.implementation),
-      figure(none ? "0, it is the reference" : number(each.max_abs_diff, 3)),
-      figure(none ? "0" : number(each.max_rel_diff, 3)),
-      figure(number(each.batch_rows)),
-    ];
+    const rest = each.name === reference ? "the reference" : each.reason;
+    const apart = rest
+      ? [cell(rest, { colspan: "2", class: "words" })]
+      : [figure(number(each.max_abs_diff, 3)), figure(number(each.max_rel_diff, 3))];
+    return [heading(each.name), cell(each.implementation), ...apart, figure(number(each.batch_rows))];
   });
   const figures = ["largest absolute", "largest relative", "batch rows"].map((name) => [name, "figure"]);
   const columns = [["backend"], ["implementation"], ...figures];

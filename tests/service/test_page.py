@@ -266,6 +266,7 @@ def test_all_backends_answer_side_by_side_with_their_differences(shown: Browser)
     names = ["eager", "compiled", "fused"]
     differences = table(shown, "Differences from eager")
     assert [row[0] for row in differences[1:]] == names
+    assert differences[1][2] == "the reference"
     assert float(differences[3][2]) < 1e-4
     assert [row[0] for row in table(shown, "Where the time went")[1:]] == names
     assert len(table(shown, "Outputs")[0]) == 7
