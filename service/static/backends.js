@@ -58,7 +58,7 @@ export class Backends {
           heading(name === found.default ? `${name} (default)` : name),
           cell(state.implementation ?? "none"),
           cell(element("span", { class: `state ${state.state === "ready" ? "good" : "bad"}` }, state.state)),
-          cell([state.reason, state.note].filter(Boolean).join("; "), { class: "words" }),
+          cell(remarks(state, found.canary?.[name]), { class: "words" }),
         ),
       ),
     );
@@ -69,6 +69,12 @@ export class Backends {
     const first = ["", `the default, ${found.default ?? "which none is yet"}`];
     options(at("backend"), [first, ...named, ["*", "all, side by side"]]);
   }
+}
+
+function remarks(state, share) {
+  const out = state.taken_out_at ? `taken out at ${state.taken_out_at}; to make it the default puts it back` : null;
+  const canary = share ? `canary: takes ${number(100 * share)}% of the requests that name no backend` : null;
+  return [state.reason, out, canary, state.note].filter(Boolean).join("; ");
 }
 
 function sentence(found) {
