@@ -20,10 +20,14 @@ from tests.service.running_server import RunningServer
 
 DOCS = Path(__file__).parent
 LOAD_S = 30.0
-COLOURS = 64  # of the files, which are kept with the sources
-# Name: the colour scheme, and the window's width.
-PICTURES = {"page": ("light", 1200), "page-dark": ("dark", 1200), "page-phone": ("light", 390)}
-# A zero, as shares of the pad's sides.
+COLOURS = 256  # of the files, which are kept with the sources
+# Name: the colour scheme, the window's width, and the sections between whose tops the picture lies.
+PICTURES: dict[str, tuple[str, int, str | None, str | None]] = {
+    "page": ("light", 1200, None, "live"),
+    "page-dark": ("dark", 1200, None, "live"),
+    "page-live": ("light", 1200, "live", None),
+    "page-phone": ("light", 390, None, "results"),
+}
 ANGLES = [math.radians(10 * step - 90) for step in range(37)]
 DIGIT = [(0.5 + 0.22 * math.cos(angle), 0.5 + 0.35 * math.sin(angle)) for angle in ANGLES]
 
@@ -35,12 +39,42 @@ def call(url: str, backend: str, pause_s: float, done: threading.Event) -> None:
             client.post(f"/predict/{backend}", json={"inputs": [[0.5] * 64] * 8})
 
 
-def picture(browser: Browser, width: int) -> Image.Image:
-    """Take the whole page, in few colours."""
-    height = browser.evaluate("scrollTo(0, 0); return document.documentElement.scrollHeight")
-    browser.resize(width, height)
-    data = browser.command("Page.captureScreenshot", format="png", captureBeyondViewport=True)["data"]
-    return Image.open(BytesIO(b64decode(data))).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
+def use(browser: Browser) -> None:
+    """Draw a digit, send it to every backend, and profile them."""
+    browser.wait("document.documentElement.dataset.read")
+    browser.drag("pad", DIGIT)
+    browser.evaluate("document.getElementById('backend').value = '*'; document.getElementById('send').click()")
+    browser.wait("document.querySelector('#results table')")
+    browser.evaluate("document.querySelector('#profile-form button').click()")
+    browser.wait("document.querySelectorAll('#profiles article button').length === 3")
+
+
+def load(browser: Browser, url: str) -> None:
+    """Call every backend until the page's chart has something to show."""
+    done = threading.Event()
+    threads = [
+        threading.Thread(target=call, args=(url, backend, 0.02 * (1 + place), done))
+        for place, backend in enumerate(("eager", "compiled", "fused"))
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        browser.wait("performance.now() > arguments[0]", browser.evaluate("return performance.now()") + 1e3 * LOAD_S)
+    finally:
+        done.set()
+        for thread in threads:
+            thread.join()
+
+
+def picture(browser: Browser, width: int, first: str | None, end: str | None) -> Image.Image:
+    """Take the page from the top of one section to that of another, in few colours."""
+    browser.resize(width, browser.evaluate("scrollTo(0, 0); return document.documentElement.scrollHeight"))
+    data = browser.command("Page.captureScreenshot", format="png")["data"]
+    whole = Image.open(BytesIO(b64decode(data))).convert("RGB")
+    place = "return Math.round(document.getElementById(arguments[0]).getBoundingClientRect().top)"
+    top = browser.evaluate(place, first) if first else 0
+    bottom = browser.evaluate(place, end) if end else whole.height
+    return whole.crop((0, top, width, bottom)).quantize(COLOURS, dither=Image.Dither.NONE)
 
 
 def main() -> int:
@@ -52,23 +86,12 @@ def main() -> int:
         server.wait_ready()
         browser = Browser()
         stack.callback(browser.driver.quit)
-        done = threading.Event()
-        stack.callback(done.set)
-        for place, backend in enumerate(("eager", "compiled", "fused")):
-            arguments = (server.url, backend, 0.02 * (1 + place), done)
-            threading.Thread(target=call, args=arguments, daemon=True).start()
-        for name, (scheme, width) in PICTURES.items():
-            browser.open(server.url + "/", scheme, width)
-            browser.wait("document.documentElement.dataset.read")
-            browser.drag("pad", DIGIT)
-            browser.evaluate(
-                "document.getElementById('backend').value = '*'; document.getElementById('send').click();"
-                "document.querySelector('#profile-form button').click()"
-            )
-            browser.wait("document.querySelectorAll('#profiles article button').length === 3")
-            browser.wait("performance.now() > arguments[0]", 1e3 * LOAD_S)
+        for name, (scheme, width, first, end) in PICTURES.items():
+            use(browser.open(server.url + "/", scheme, width))
+            if first == "live":
+                load(browser, server.url)
             path = DOCS / f"{name}.png"
-            picture(browser, width).save(path, optimize=True)
+            picture(browser, width, first, end).save(path, optimize=True)
             print(f"{path.relative_to(DOCS.parent)}: {path.stat().st_size / 1024:.0f} KiB")
     return 0
 

@@ -56,7 +56,10 @@ class Browser:
 
     def open(self, address: str, scheme: str = "light", width: int = 1280, height: int = 900) -> "Browser":
         """Show a page in a window of this size, with logs that begin with it."""
-        media = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}  # a click goes where it was meant to
+        media = {
+            "prefers-color-scheme": scheme,
+            "prefers-reduced-motion": "reduce",
+        }  # so that clicks hit
         features = [{"name": name, "value": value} for name, value in media.items()]
         self.command("Emulation.setEmulatedMedia", features=features)
         self.resize(width, height)

@@ -52,10 +52,8 @@ export function say(place, sentence, isError = false) {
   place.classList.toggle("error", isError);
 }
 
-const plain = (value, digits) => {
-  const text = value.toPrecision(digits);
-  return text.includes("e") ? value.toExponential(digits - 1) : text;
-};
+const plain = (value, digits) =>
+  value && Math.abs(value) < 1e-3 ? value.toExponential(digits - 1) : value.toPrecision(digits);
 
 export const number = (value, digits = 3) => {
   if (value === null || value === undefined) return "none";

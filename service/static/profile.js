@@ -4,6 +4,10 @@ import { at, bar, bytes, cell, duration, element, figure, heading, number, say, 
 import { call, callJson, told } from "./server.js";
 
 const MOST_LINES = 12;
+const WITHOUT = {
+  operator: "all of it is replayed as one graph",
+  kernel: "on a CPU the operators do the work themselves",
+};
 
 export class Profiles {
   #backends;
@@ -47,6 +51,9 @@ export class Profiles {
   }
 }
 
+// A name that may go on in the next line where a part of it ends.
+const breakable = (name) => name.split(/(?<=::|_)(?!_|$)/).flatMap((part) => [part, element("wbr")]);
+
 const time_us = (lines, level) =>
   lines.filter((line) => line.level === level).reduce((sum, line) => sum + line.time_us, 0);
 
@@ -76,9 +83,9 @@ function column(profile, longest) {
     ["kernel", "Kernels"],
   ].flatMap(([level, title]) => {
     const own = lines.filter((line) => line.level === level);
-    if (!own.length) return [];
+    if (!own.length) return [element("p", { class: "soft" }, `No ${level}s: ${WITHOUT[level]}.`)];
     const cells = own.slice(0, MOST_LINES).map((line) => [
-      heading(element("div", { class: "name" }, line.name, bar([{ share: line.time_us / longest, kind: "compute" }]))),
+      heading(element("div", { class: "name" }, ...breakable(line.name), bar([{ share: line.time_us / longest, kind: "compute" }]))),
       figure(number(line.count)),
       figure(duration(line.time_us / 1e3)),
       figure(bytes(line.bytes)),
