@@ -351,6 +351,24 @@ def test_the_chart_moves_with_the_servers_counters(shown: Browser, client: httpx
 
 
 @NEEDS_CHROMIUM
+def test_a_page_that_nobody_sees_asks_nothing(shown: Browser) -> None:
+    shown.wait("document.querySelector('#figures tr')")
+    shown.evaluate(
+        "window.changes = [];"
+        "document.addEventListener('visibilitychange', () => changes.push(performance.now()), true)"  # before the page
+    )
+    seen = shown.driver.current_window_handle
+    shown.driver.switch_to.new_window("tab")
+    shown.wait("performance.now() > arguments[0]", 2500 + shown.evaluate("return performance.now()"))
+    shown.driver.close()
+    shown.driver.switch_to.window(seen)
+    shown.wait("changes.length === 2")
+    asked = "performance.getEntriesByType('resource').map(each => each.startTime)"
+    assert shown.evaluate(f"return {asked}.filter(each => changes[0] < each && each < changes[1])") == []
+    shown.wait(f"{asked}.some(each => each >= changes[1])")
+
+
+@NEEDS_CHROMIUM
 def test_percentiles_lie_within_their_buckets(shown: Browser) -> None:
     script = """
     const done = arguments[0];
