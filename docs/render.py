@@ -23,7 +23,7 @@ from loadtests.points import Point, held, number, p50_ms, p99_ms, request_of
 from loadtests.summary import knee_ratio, knees_of, summary
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs/peers.md")
+DOCUMENTS = (ROOT / "README.md", ROOT / "docs/measurements.md", ROOT / "docs/peers.md")
 RESULTS = ROOT / "docs/results"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DIGEST = "Digest"  # the field of a PNG file
@@ -274,11 +274,11 @@ def peers_cell(cell: dict[str, Any]) -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "backends": backends,
-    "batching": batching,
-    "overhead": overhead,
-    "request_path": request_path,
     "settings": settings,
     "fuse": fuse,
+    "overhead": overhead,
+    "request_path": request_path,
+    "batching": batching,
     "peers": peers,
 }
 # Name to what draws docs/results/NAME.json, given the file's digest.
