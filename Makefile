@@ -3,10 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-PIP := $(BIN)/pip --disable-pip-version-check install
+PIP := $(BIN)/pip --disable-pip-version-check install -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-quick check audit bench peers gpu docs loadtest image format clean
+.PHONY: help setup setup-dev serve test test-quick check audit bench peers gpu docs loadtest image format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -19,12 +19,12 @@ $(BIN)/python:
 	else $(PYTHON) -m venv $(VENV); fi || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/runtime.stamp: requirements/runtime.txt requirements/constraints.txt | $(BIN)/python
-	@echo "Setting up $(VENV) (runtime); this is done once, until the pins change." >&2
+	@echo "Setting up $(VENV) (runtime): downloads some hundred MB, takes a minute or more; done once, until the pins change." >&2
 	@$(PIP) -r requirements/runtime.txt
 	@touch $@
 
 $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/runtime.stamp
-	@echo "Setting up $(VENV) (tests and checks)." >&2
+	@echo "Setting up $(VENV) (tests, checks, load tests): some hundred MB more." >&2
 	@$(PIP) -r requirements/dev.txt
 	@touch $@
 
@@ -43,6 +43,8 @@ $(VENV)/dev.stamp: requirements/dev.txt $(VENV)/runtime.stamp
 	@touch $@
 
 setup: $(VENV)/runtime.stamp  ## Set up .venv with what the server needs.
+
+setup-dev: $(VENV)/dev.stamp  ## Set up .venv with what the tests, the checks and the load tests need as well.
 
 serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
 	@exec $(BIN)/python -m service $(ARGS)
@@ -80,7 +82,7 @@ gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch,
 docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md and docs/peers.md.
 	@$(BIN)/python -m docs.render
 
-loadtest: $(VENV)/dev.stamp .judges/stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
+loadtest: $(VENV)/dev.stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
 	@exec $(BIN)/locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 $(ARGS)
 
 image:  ## Build the Docker image.

@@ -21,6 +21,7 @@ import orjson
 
 from models.errors import BackendUnavailableError, UnknownBackendError
 from service.errors import (
+    BadRequestError,
     DeadlineExceededError,
     DrainingError,
     NotReadyError,
@@ -30,7 +31,7 @@ from service.errors import (
     without_paths,
 )
 from service.metrics import Metrics
-from service.schemas import BackendState, InferenceRequest, Rows
+from service.schemas import BackendState, InferenceRequest, Rows, shortened
 from service.shared_state import AUTO, Outage, SharedState
 from service.wire import SOCKET_BUFFER_BYTES, Decoder, Frame, Kind, header
 
@@ -507,12 +508,17 @@ class Dispatcher:
         A backend that was taken out is put back.
 
         Raises:
-            UnknownBackendError, BackendUnavailableError: it would not serve.
+            BadRequestError, BackendUnavailableError: it would not serve.
         """
         if name == "auto":
             self.state.default_backend = AUTO
             return
-        if name in self.backends and self.state.outage(self.backends.index(name)) is not None:
+        if name not in self.backends:
+            raise BadRequestError(
+                f"default: expected one of {', '.join(self.backends)}, or auto for the best available, got "
+                f"{shortened(name)}"
+            )
+        if self.state.outage(self.backends.index(name)) is not None:
             self.state.put_back(self.backends.index(name))
             log.warning("backend %s is put back", name, extra={"backend": name})
         self._require_available(name)

@@ -61,7 +61,9 @@ class RequestInput(Body):
     """The input tensor."""
 
     name: str
-    shape: list[Annotated[int, Field(ge=0, le=MAX_DIMENSION)]] = Field(min_length=1, max_length=16)
+    shape: list[Annotated[int, Field(ge=0, le=MAX_DIMENSION)]] = Field(
+        min_length=1, max_length=16, description="the rows themselves counted, no -1 as in the metadata"
+    )
     datatype: str
     parameters: InputParameters | None = None
     data: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)] = None

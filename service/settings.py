@@ -65,9 +65,10 @@ class Settings(BaseSettings):
 
     model: str = Field("digits", description="model directory, or a name under models/zoo")
     host: Literal["127.0.0.1", "0.0.0.0", "::"] = Field(  # noqa: S104
-        "127.0.0.1", description="address to bind; 0.0.0.0 and :: take calls from other hosts"
+        "127.0.0.1",
+        description="address to bind, one of 127.0.0.1, 0.0.0.0 and ::; the last two take calls from other hosts",
     )
-    port: int = Field(8000, ge=1024, le=65535, description="port to bind")
+    port: int = Field(8000, ge=1024, le=65535, description="port to bind, from 1024 to 65535")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees one, else cpu")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="what weights and activations are held in; auto: bfloat16 on cuda, float32 on cpu"

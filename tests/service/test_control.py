@@ -92,7 +92,10 @@ def test_the_protocols_shape_is_kept(client: httpx.Client) -> None:
     [
         ({"inputs": []}, "expected one tensor, named 'input'"),
         ({"outputs": [{"name": "x"}]}, "named 'output'"),
-        ({"parameters": {"backend": "turbo"}}, "expected one of eager, compiled, fused, got 'turbo'"),
+        (
+            {"parameters": {"backend": "turbo"}},
+            "default: expected one of eager, compiled, fused, or auto for the best available, got 'turbo'",
+        ),
         ({"extra": 1}, "'extra': no such field"),
     ],
     ids=["inputs", "outputs", "backend", "field"],
@@ -130,7 +133,10 @@ def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_de
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b'{"default": "turbo"}', "expected one of eager, compiled, fused, got 'turbo'"),
+        (
+            b'{"default": "turbo"}',
+            "default: expected one of eager, compiled, fused, or auto for the best available, got 'turbo'",
+        ),
         (b'{"default": 1}', "default: expected a valid string, got 1"),
         (b"{}", "default: this field is required"),
         (b'{"backend": "eager"}', "'backend': no such field; expected one of default"),
