@@ -306,7 +306,11 @@ def _binary_bytes(tensor: RequestInput, width: int, max_rows: int) -> int | None
 
 
 def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
-    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them."""
+    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them.
+
+    Raises:
+        BadRequestError: another number of bytes than the plan says, or a finite number that float32 cannot hold.
+    """
     if len(binary) != plan.binary_bytes:
         raise BadRequestError(
             f"expected {plan.binary_bytes} bytes of binary data after the JSON part, got {len(binary)}"
@@ -317,8 +321,14 @@ def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
         case "FP16":
             values = np.frombuffer(binary, dtype="<f2").astype(np.float32)
         case "FP64":
+            wide = np.frombuffer(binary, dtype="<f8")
             with np.errstate(over="ignore"):
-                values = np.frombuffer(binary, dtype="<f8").astype(np.float32)
+                values = wide.astype(np.float32)
+            is_lost = np.isfinite(wide) & ~np.isfinite(values)
+            if is_lost.any():
+                raise BadRequestError(
+                    f"inputs[0]: expected FP64 numbers within float32's range, up to 3.4e38, got {wide[is_lost][0]:g}"
+                )
         case _:
             values = np.frombuffer(binary, dtype="<f4")
     return values.reshape(-1, width)

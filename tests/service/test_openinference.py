@@ -1,4 +1,5 @@
 import contextlib
+import re
 from typing import Any
 
 import numpy as np
@@ -115,10 +116,18 @@ def test_binary_data_of_every_float_type_becomes_the_same_rows(datatype: str) ->
     assert request.is_binary_reply
 
 
-def test_binary_data_may_hold_nan_and_infinity() -> None:
-    data = np.array([[np.nan, np.inf, -np.inf], [0, 0, 0]], dtype="<f4").tobytes()
-    whole, length = binary_body(data, "FP32")
-    assert np.isnan(parse_infer(whole, WIDTH, 8, length).rows[0, 0])
+@pytest.mark.parametrize("datatype", BINARY)
+def test_binary_data_may_hold_nan_and_infinity(datatype: str) -> None:
+    numbers = np.array([[np.nan, np.inf, -np.inf], [0, 0, 0]], dtype=BINARY[datatype])
+    whole, length = binary_body(numbers.tobytes(), datatype)
+    np.testing.assert_array_equal(parse_infer(whole, WIDTH, 8, length).rows, numbers.astype(np.float32))
+
+
+@pytest.mark.parametrize("beyond", [1e300, -3.5e38])
+def test_binary_numbers_that_float32_cannot_hold_are_refused_as_those_in_json_are(beyond: float) -> None:
+    whole, length = binary_body(np.array([1, 2, np.inf, 4, beyond, 6], dtype="<f8").tobytes(), "FP64")
+    with pytest.raises(BadRequestError, match=re.escape(f"within float32's range, up to 3.4e38, got {beyond:g}")):
+        parse_infer(whole, WIDTH, 8, length)
 
 
 def test_an_outputs_own_parameter_wins_over_the_requests() -> None:
