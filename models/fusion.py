@@ -36,7 +36,11 @@ OWN_FORWARD = (
     "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, or has a "
     "hook on an inner layer: call eval(), and run it under torch.inference_mode()"
 )
-# The probe tells another formula, not another rounding: section 5's rule is for the tests.
+OTHER_ARGUMENTS = (
+    "a fused block runs its own forward where it is called with other arguments than its forward has parameters: pass "
+    "each of them once"
+)
+# The probe tells another formula, not another rounding: the rule of kernels/numerics.py is for the tests.
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4, torch.float16: 2**-7}
 _LOOKS_LIKE_ONE = re.compile(r"mlp|ffn|feed_?forward|dense_?act|intermediate|moe|experts", re.IGNORECASE)
 
@@ -154,9 +158,10 @@ def fuse(module: nn.Module) -> FuseReport:
     PyTorch counts no changes in place, and they are not seen.)
 
     Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
-    mode, autocast, a gradient that is asked for, a hook on an inner layer), the block's own forward runs, with one
-    warning a block. ``torch.compile`` takes fused blocks as one operator each. A copy or a pickle of a fused model is
-    one that is not fused.
+    mode, autocast, a gradient that is asked for, a hook on an inner layer, a call with fewer or more arguments than the
+    forward has parameters), the block's own forward runs, with one warning a block. ``torch.compile`` takes fused
+    blocks as one operator each; where it traces a block of which one of these is so, it takes the block's own forward,
+    and no warning is given. A copy or a pickle of a fused model is one that is not fused.
 
     Args:
         module: on a CPU or a CUDA device, in float32, bfloat16 or float16, in ``eval()`` mode.
@@ -228,7 +233,11 @@ class Fused(nn.Module):
         inputs = args
         if kwargs:
             inputs = (*args, *(kwargs[it] for it in fusion.parameters[len(args) :] if it in kwargs))
-        if len(inputs) != len(fusion.parameters) or not fusion.is_for(self, inputs):
+        if not len(inputs) == len(fusion.parameters) == len(args) + len(kwargs):
+            y = super().forward(*args, **kwargs)  # or its TypeError
+            fusion.warn(OTHER_ARGUMENTS)
+            return y
+        if not fusion.is_for(self, inputs):
             return super().forward(*args, **kwargs)
         residual = inputs[1] if len(inputs) == 2 else None
         if torch.compiler.is_compiling():
@@ -362,10 +371,15 @@ class Fusion:
         if torch.is_grad_enabled():
             is_asked = is_asked or any(it.requires_grad for it in tensors if isinstance(it, Tensor))
         is_asked = is_asked or torch.is_autocast_enabled(self.device_type)
-        if is_asked and not self._has_warned and not torch.compiler.is_compiling():
-            self._has_warned = True
-            warnings.warn(f"{self.original.__name__}: {OWN_FORWARD}", RuntimeWarning, stacklevel=3)
+        if is_asked:
+            self.warn(OWN_FORWARD)
         return not is_asked
+
+    def warn(self, reason: str) -> None:
+        """Say once why the block's own forward runs; nothing while ``torch.compile`` traces, which takes no warning."""
+        if not self._has_warned and not torch.compiler.is_compiling():
+            self._has_warned = True
+            warnings.warn(f"{self.original.__name__}: {reason}", RuntimeWarning, stacklevel=4)
 
     def run(self, block: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the block, its weights as they are now."""

@@ -341,6 +341,34 @@ def test_inputs_may_be_named() -> None:
         output(h)
 
 
+@pytest.mark.parametrize("extra", [{"foo": 1}, {"x": 1}], ids=["no parameter", "a parameter twice"])
+def test_arguments_that_the_own_forward_refuses_are_refused(extra: dict[str, Any]) -> None:
+    block = made("LlamaMLP")
+    with pytest.raises(TypeError) as own:
+        block(rows(), **extra)
+    fuse(block)
+    with pytest.raises(TypeError) as fused:
+        block(rows(), **extra)
+    assert str(fused.value) == str(own.value)
+
+
+class Forgiving(MLP):
+    """A block whose forward takes whatever it is given, and adds a second one up."""
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return super().forward(tensors[0]) + sum(tensors[1:])
+
+
+def test_a_call_with_more_arguments_runs_the_own_forward_and_warns_once() -> None:
+    block, x = Forgiving().requires_grad_(False).eval(), rows()
+    expected = block(x, x)
+    assert len(fuse(block).swapped) == 1
+    with pytest.warns(RuntimeWarning, match="Forgiving: a fused block runs its own forward where it is called with"):
+        assert torch.equal(block(x, x), expected)
+    with warnings.catch_warnings(action="error"):
+        assert torch.equal(block(x, x), expected)
+
+
 def test_it_works_within_inference_mode() -> None:
     with torch.inference_mode():
         block = made("LlamaMLP")
