@@ -201,7 +201,7 @@ def fuse() -> str:
         f"thread{'s' if conditions['threads'] > 1 else ''}; torch {conditions['torch']}, "
         f"python {conditions['python']}, commit {conditions['commit']}. "
         f"{document['copied_bytes'] / 2**20:.0f} MiB of weights are held a second time; "
-        f"the least cosine of two embeddings is {min(1.0, *(each['cosine'] for each in document['fuse'])):.5f}.",
+        f"the least cosine of two embeddings is {min(each['cosine'] for each in document['fuse']):.5f}.",
     ]
     return "\n".join(rows) + "\n"
 

@@ -186,3 +186,12 @@ def test_the_benchmarking_page_has_the_limits_that_the_report_has() -> None:
     text = " ".join(BENCHMARKING.split())
     assert re.findall(r"finer than the (\d+)%", text) == [f"{100 * STEP:g}"]
     assert re.findall(r"Past (\d+)% of a core", text) == [f"{use.limit:g}" for use in USES if use.limit]
+
+
+def test_a_cosine_is_shown_as_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = json.loads((render.RESULTS / "fuse-minilm.json").read_text())
+    for each in document["fuse"]:
+        each["cosine"] = 1.25
+    (tmp_path / "fuse-minilm.json").write_text(json.dumps(document))
+    monkeypatch.setattr(render, "RESULTS", tmp_path)
+    assert "the least cosine of two embeddings is 1.25000." in render.fuse()
