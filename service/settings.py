@@ -14,6 +14,10 @@ from models.errors import MLPError
 BACKENDS = ("eager", "compiled", "fused")
 ENV_PREFIX = "MLP_"
 TRACES_PATH = "/v1/traces"
+OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
+OTLP_TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
+BASE_URL = f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added"
+WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to which nothing is added"
 
 
 class SettingsValueError(MLPError):
@@ -142,7 +146,7 @@ class Settings(BaseSettings):
         None,
         validate_default=True,
         description="collector that takes traces as OTLP over HTTP, such as http://127.0.0.1:4318; unset: "
-        "OTEL_EXPORTER_OTLP_ENDPOINT's; without either there are none",
+        f"{OTLP_TRACES_VARIABLE}'s, which is the whole URL, else {OTLP_VARIABLE}'s; without any there are none",
     )
     trace_sample_rate: float | None = Field(
         None,
@@ -190,11 +194,8 @@ class Settings(BaseSettings):
     @field_validator("otlp_endpoint")
     @classmethod
     def _is_base_url(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.endswith(TRACES_PATH):
-            raise ValueError(f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added")
+        if value is not None and not _takes_traces(value, is_whole=False):
+            raise ValueError(BASE_URL)
         return value
 
     @field_validator("canary")
@@ -243,10 +244,10 @@ class Settings(BaseSettings):
 
         Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/#endpoint-urls-for-otlphttp.
         """
-        whole = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+        whole = os.environ.get(OTLP_TRACES_VARIABLE)
         if self.otlp_endpoint is None and whole:
             return whole
-        base = self.otlp_endpoint or os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT")
+        base = self.otlp_endpoint or os.environ.get(OTLP_VARIABLE)
         return base.rstrip("/") + TRACES_PATH if base else None
 
     @property
@@ -317,12 +318,34 @@ def load(arguments: list[str]) -> Settings:
         raise SettingsValueError(f"environment variable {unknown[0]}: no such setting; expected one of {names}")
     try:
         source: CliSettingsSource[Any] = CliSettingsSource(Settings, cli_parse_args=arguments)
-        return Settings(_cli_settings_source=source)
+        settings = Settings(_cli_settings_source=source)
     except SettingsError as error:
         reason = str(error.__cause__ or error).removeprefix("error parsing CLI: ").replace("\n", " ")
         raise SettingsValueError(f"{reason}; `python -m service --help` lists the flags") from error
     except ValidationError as error:
         raise SettingsValueError(_one_line(error)) from error
+    if settings.otlp_endpoint is None:
+        _check_otlp_variables()
+    return settings
+
+
+def _check_otlp_variables() -> None:
+    """Refuse a collector's URL from the environment that the flag would not take; an empty one counts as unset."""
+    whole, base = (os.environ.get(name) for name in (OTLP_TRACES_VARIABLE, OTLP_VARIABLE))
+    if whole and not _takes_traces(whole, is_whole=True):
+        raise SettingsValueError(f"environment variable {OTLP_TRACES_VARIABLE}: {WHOLE_URL}, got {whole!r}")
+    if base and not whole and not _takes_traces(base, is_whole=False):
+        raise SettingsValueError(f"environment variable {OTLP_VARIABLE}: {BASE_URL}, got {base!r}")
+
+
+def _takes_traces(value: str, is_whole: bool) -> bool:
+    """Tell whether this is a URL of a collector; one that is not whole may not end with what is added to it."""
+    try:
+        parts = urlsplit(value)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port or an address that is none
+        return False
+    return is_url and (is_whole or not parts.path.rstrip("/").endswith(TRACES_PATH))
 
 
 def _one_line(error: ValidationError) -> str:

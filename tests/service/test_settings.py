@@ -129,6 +129,34 @@ def test_traces_go_where_the_flag_or_the_standard_variables_say(
     assert settings.load(flags).traces_url == url
 
 
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "collector:4318"},
+            "TRACES_ENDPOINT: expected a URL .*, got 'collector",
+        ),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:x"}, r"TRACES_ENDPOINT: .*, got 'http://c:x'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "grpc://c:4317"}, r"OTLP_ENDPOINT: expected a URL .*, got 'grpc://c:4317'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c/v1/traces"}, r"to which /v1/traces is added, got 'http://c/v1/"),
+    ],
+    ids=str,
+)
+def test_a_collector_that_a_standard_variable_names_is_checked_as_the_flags_is(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], message: str
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsValueError, match=f"environment variable .*{message}"):
+        settings.load([])
+    assert settings.load(["--otlp-endpoint", "http://c"]).traces_url == "http://c/v1/traces"
+
+
+def test_a_collector_for_traces_alone_turns_them_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://t/x")
+    assert settings.load([]).traces_url == "http://t/x"
+
+
 def test_every_setting_is_described() -> None:
     assert [name for name, field in Settings.model_fields.items() if not field.description] == []
 
