@@ -1,8 +1,12 @@
 """Turns the feed-forward blocks of a Hugging Face checkpoint into a model directory.
 
 What each architecture calls its parts stands in models/architectures.py. Everything that a config, an index and the
-headers of the weights files can tell is checked before the first number is read, and numbers are read one tensor at a
-time, so that an import needs the memory of one shard, not of the model.
+headers of the weights files can tell is checked before the first number is read.
+
+Weights files are mapped, one at a time, and one tensor at a time takes memory beside that. So an import's resident
+memory is that of one shard, not of the model; of a single unsharded file it is that of all the blocks that are read. It
+is mostly the file's own pages, which the system takes back where memory is short. A file larger than memory and swap
+together is refused: Linux, as it comes, does not map it.
 """
 
 import json

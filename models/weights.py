@@ -265,7 +265,8 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
         error: makes the exception from its sentence.
 
     Raises:
-        WeightsError: what is at `path` is no whole safetensors file; or what `error` makes.
+        WeightsError: what is at `path` is no whole safetensors file, or the system does not map it; or what `error`
+            makes.
     """
     try:
         if not path.is_file() and path.exists():
@@ -275,6 +276,11 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
         handle = safe_open(path, framework)
     except OSError as cause:
         raise error(f"{path}: cannot be read ({cause.strerror or cause})") from None
+    except RuntimeError as cause:  # PyTorch's, of a mapping that the system refuses
+        raise error(
+            f"{path}: expected a file that the system can map, got {path.stat().st_size:,} bytes ({cause}); a file "
+            "larger than memory and swap together has to be split into shards"
+        ) from None
     except SafetensorError as cause:
         # Only now: a safetensors file starts with a length, whose bytes may be those of a pickle.
         for magic, kind in _PICKLES.items():

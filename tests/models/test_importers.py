@@ -17,7 +17,7 @@ from torch import Tensor
 from models import weights
 from models.engine import load_engine
 from models.errors import ConfigError, ImportSourceError
-from models.importers import read_huggingface
+from models.importers import Checkpoint, read_huggingface
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -388,6 +388,38 @@ def test_an_import_needs_the_memory_of_a_shard_not_of_the_model(tmp_path: Path) 
     grown_kib = int(done.stdout.splitlines()[-1])
     assert (tmp_path / "out" / "model.safetensors").stat().st_size // 1024 >= layers * shard_kib - 64
     assert grown_kib < 2.5 * shard_kib, f"{grown_kib} KiB for shards of {shard_kib} KiB"
+
+
+def anonymous_kib() -> int:
+    """What this process holds of memory that no file backs."""
+    return next(int(it.split()[1]) for it in Path("/proc/self/status").read_text().splitlines() if "RssAnon" in it)
+
+
+def test_a_single_file_takes_the_memory_of_a_tensor_beside_its_own_pages(tmp_path: Path) -> None:
+    dim, hidden, layers = 1024, 2048, 8  # 8 MiB a tensor, 24 MiB a layer
+    config = LLAMA | {"hidden_size": dim, "intermediate_size": hidden, "num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(llama_tensors(dim, hidden, layers), tmp_path / "model.safetensors")
+    checkpoint = Checkpoint(tmp_path, "one")
+    held_kib = [anonymous_kib() for _ in checkpoint.tensors()]
+    assert len(held_kib) == 4 * layers
+    assert max(held_kib) - held_kib[0] < 3 * 8 * 1024, f"{held_kib} KiB"
+
+
+def test_a_file_that_the_system_does_not_map_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    if Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "1":
+        pytest.skip("this system maps whatever it is asked to")
+    dim = 1 << 20
+    size = 4 * dim * dim
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    entry = {"dtype": "F32", "shape": [dim, dim], "data_offsets": [0, size]}
+    head = json.dumps({"model.layers.0.mlp.gate_proj.weight": entry}).encode()
+    head += b" " * (-len(head) % 8)
+    with (tmp_path / "model.safetensors").open("wb") as file:  # 4 TiB, none of which is on the disk
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + size)
+    with pytest.raises(ImportSourceError, match=r"expected a file that the system can map, got 4,398,.* into shards"):
+        Checkpoint(tmp_path, "vast")
 
 
 def minilm() -> Path:
