@@ -171,14 +171,15 @@ def request_path() -> str:
     document: dict[str, Any] = json.loads((RESULTS / "request-path.json").read_text())
     wires, conditions = document["wires"], document["conditions"]
     rows = [f"| part | {' | '.join(wires)} |", f"|---|{'---|' * len(wires)}"]
-    for stage, what in [*STAGES.items(), ("total", "")]:
+    for stage, what in [*STAGES.items(), ("total", ""), ("turn", "all of it as seen from outside, with the driving")]:
         cells = [wire[stage] for wire in wires.values()]
         shown = " | ".join(f"{cell['median']:.1f} ({cell['min']:.1f} to {cell['max']:.1f})" for cell in cells)
         rows.append(f"| {stage}{f': {what}' if what else ''} | {shown} |")
     rows += [
         "",
         f"Microseconds a request of one row, medians of {document['rounds']} rounds and extremes, "
-        f"{document['requests_a_turn']} requests a turn, backend `{document['backend']}`; {conditions['processor']}, "
+        f"{document['requests_a_turn']} requests a turn, backend `{document['backend']}` "
+        f"({document['implementation']}); {conditions['processor']}, "
         f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
     ]
     return "\n".join(rows) + "\n"

@@ -2,7 +2,10 @@
 
 The HTTP process's real parts, and the worker's, are driven in one process, 32 requests a turn, with each part timed
 where it is called. What the callers' sockets cost is left out, a read and a write a request; the worker's, once a turn,
-is in its part. The model is the demo model's, so that the engine's share can be read off as well.
+is in its part. The model is the demo model's, so that the engine's share can be read off as well. Settings are the
+defaults, whatever the environment says, but for the spinning: in one process nobody sends meanwhile.
+
+`total` is the parts' sum; `turn` is the whole turn as it is seen from outside, with the driving itself.
 """
 
 import argparse
@@ -13,7 +16,8 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,7 +29,7 @@ from uvicorn.server import ServerState
 from models.conditions import conditions
 from models.config import ModelConfig
 from models.directory import resolve
-from models.engine import load_engine
+from models.engine import BackendStatus, Engine, load_engine
 from models.errors import ConfigError
 from service.dispatch import Dispatcher, WorkerLink
 from service.inference import Inference, InferenceOptions
@@ -37,6 +41,8 @@ from service.shared_state import SharedState
 from service.wire import Kind, header
 from service.worker import WorkerServer
 
+SETTINGS = Settings.model_construct(spin_us=0)  # reads no environment
+RECORDED = ("model", "max_batch_rows", "timeout_s", "spin_us", "hold_share")
 CONNECTIONS = 32
 ROUNDS = 15
 TURNS = 40  # a round
@@ -94,7 +100,8 @@ class NullTransport:
 class Clock:
     """Adds up the time spent in each part, without that of the parts that it calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.now_ns = now_ns
         self.spent_ns: defaultdict[str, int] = defaultdict(int)
         self._inner_ns = [0]
 
@@ -105,11 +112,11 @@ class Clock:
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             inner.append(0)
-            start = time.perf_counter_ns()
+            start = self.now_ns()
             try:
                 return call(*args, **kwargs)
             finally:
-                took = time.perf_counter_ns() - start
+                took = self.now_ns() - start
                 spent[stage] += took - inner.pop()
                 inner[-1] += took
 
@@ -135,22 +142,21 @@ def request_bytes(wire: str, config: ModelConfig) -> bytes:
     return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
 
 
-async def measure(wire: str) -> list[dict[str, float]]:
-    """Return each round's microseconds a request by stage."""
-    directory = resolve("digits")
-    config = ModelConfig.load(directory)
+async def measure(
+    wire: str, engine: Engine, config: ModelConfig, now_ns: Callable[[], int] = time.perf_counter_ns
+) -> list[dict[str, float]]:
+    """Return each round's microseconds a request by stage, and those of its whole turns as seen from outside."""
     backends = (BACKEND,)
-    engine = load_engine(directory, backends=backends)
-    engine.warm_up(CONNECTIONS)
-    settings = Settings().model_copy(update={"spin_us": 0})
+    settings = SETTINGS
     metrics = Metrics(backends, 1)
-    dispatcher = Dispatcher(
-        [Path("worker-0.sock")], backends, SharedState(1, len(backends)), settings.queue_rows(1), 30.0, metrics
-    )
-    options = InferenceOptions(config.name, config.width_in, config.labels, 1024, 1 << 20, None)
+    sockets = [Path("worker-0.sock")]
+    state = SharedState(1, len(backends))
+    dispatcher = Dispatcher(sockets, backends, state, settings.queue_rows(1), settings.timeout_s, metrics)
+    body_bytes = settings.body_bytes(config.width_in)
+    options = InferenceOptions(config.name, config.width_in, config.labels, settings.request_rows, body_bytes, None)
     inference = Inference(dispatcher, options, metrics)
-    clock = Clock()
-    link, to_worker = connected(dispatcher, backends)
+    clock = Clock(now_ns)
+    link, to_worker = connected(dispatcher, engine.backends)
     for operation in inference.targets.values():
         clock.time(operation, "parse", "parse")
         clock.time(operation, "encode", "encode")
@@ -159,7 +165,8 @@ async def measure(wire: str) -> list[dict[str, float]]:
     for end in (near, far):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     listener = socket.socket(socket.AF_UNIX)
-    worker = WorkerServer(listener, engine.run, backends, settings.max_batch_rows, b"{}")
+    bounds = (settings.max_batch_rows, b"{}", settings.spin_us, settings.hold_share)
+    worker = WorkerServer(listener, engine.run, backends, *bounds)
     clock.time(worker, "_run", "engine")
     worker.adopt(near)
     kind = protocol(inference, settings)
@@ -187,9 +194,11 @@ async def measure(wire: str) -> list[dict[str, float]]:
     for index in range(WARM_UP_TURNS + ROUNDS * TURNS):
         if index >= WARM_UP_TURNS and (index - WARM_UP_TURNS) % TURNS == 0:
             clock.spent_ns.clear()
+        start_ns = clock.now_ns()
         await turn()
+        clock.spent_ns["turn"] += clock.now_ns() - start_ns
         if index >= WARM_UP_TURNS and (index - WARM_UP_TURNS) % TURNS == TURNS - 1:
-            rounds.append({stage: clock.spent_ns[stage] / 1e3 / TURNS / CONNECTIONS for stage in STAGES})
+            rounds.append({stage: clock.spent_ns[stage] / 1e3 / TURNS / CONNECTIONS for stage in (*STAGES, "turn")})
     worker.close()
     for end in (near, far, listener):
         end.close()
@@ -198,13 +207,12 @@ async def measure(wire: str) -> list[dict[str, float]]:
     return rounds
 
 
-def connected(dispatcher: Dispatcher, backends: tuple[str, ...]) -> tuple[WorkerLink, NullTransport]:
+def connected(dispatcher: Dispatcher, statuses: Mapping[str, BackendStatus]) -> tuple[WorkerLink, NullTransport]:
     """Give the dispatcher a worker that is up, and return what it would send to it."""
     link = dispatcher.link(0)
     transport = NullTransport()
     link.connection_made(cast("asyncio.BaseTransport", transport))
-    ready = {"implementation": "onednn", "state": "ready", "reason": None, "note": None}
-    hello = orjson.dumps({"backends": dict.fromkeys(backends, ready)})
+    hello = orjson.dumps({"backends": {name: asdict(status) for name, status in statuses.items()}})
     link.data_received(header(Kind.HELLO, 0, len(hello)) + hello)
     return link, transport
 
@@ -239,7 +247,7 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{'us a request':14}" + "".join(f"{wire:>22}" for wire in WIRES))
-    for stage, what in [*STAGES.items(), ("total", "")]:
+    for stage, what in [*STAGES.items(), ("total", ""), ("turn", "from outside")]:
         cells = [document["wires"][wire][stage] for wire in WIRES]
         shown = "".join(f"{cell['median']:8.2f} ({cell['min']:.2f}-{cell['max']:.2f})".rjust(22) for cell in cells)
         print(f"{stage:14}{shown}  {what}")
@@ -250,22 +258,34 @@ def profile() -> dict[str, Any]:
     """Measure both wires and return medians and extremes over the rounds, with what they were measured on."""
     import torch
 
+    directory = resolve(SETTINGS.model)
+    config = ModelConfig.load(directory)
+    engine = load_engine(directory, backends=(BACKEND,))
+    engine.warm_up(CONNECTIONS)
     wires: dict[str, Any] = {}
     for wire in WIRES:
-        rounds = asyncio.run(measure(wire))
+        rounds = asyncio.run(measure(wire, engine, config))
         for each in rounds:
-            each["total"] = sum(each.values())
+            each["total"] = sum(each[stage] for stage in STAGES)
         wires[wire] = {
             stage: {
                 "median": round(statistics.median(each[stage] for each in rounds), 3),
                 "min": round(min(each[stage] for each in rounds), 3),
                 "max": round(max(each[stage] for each in rounds), 3),
             }
-            for stage in (*STAGES, "total")
+            for stage in (*STAGES, "total", "turn")
         }
     facts = conditions(torch.device("cpu"), torch.float32, torch.get_num_threads())
-    shape = {"unit": "us a request", "requests_a_turn": CONNECTIONS, "rounds": ROUNDS, "backend": BACKEND}
-    return {**shape, "wires": wires, "conditions": facts}
+    return {
+        "unit": "us a request",
+        "requests_a_turn": CONNECTIONS,
+        "rounds": ROUNDS,
+        "backend": BACKEND,
+        "implementation": engine.backends[BACKEND].implementation,
+        "settings": SETTINGS.model_dump(mode="json", include=set(RECORDED)),
+        "wires": wires,
+        "conditions": facts,
+    }
 
 
 if __name__ == "__main__":
