@@ -1,15 +1,15 @@
 """Fixtures for the whole suite: Triton's interpreter where there is no GPU, and real servers on free ports."""
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
+from tests.made_model import write_made_model
 from tests.service.running_server import RunningServer, Start
 
 if TYPE_CHECKING:
@@ -67,19 +67,4 @@ def browser() -> Iterator["Browser"]:
 @pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     """A model directory with seeded weights that starts in no time."""
-    directory = tmp_path / "tiny"
-    directory.mkdir()
-    config: dict[str, Any] = {
-        "name": "tiny",
-        "in_features": None,
-        "out_features": None,
-        "dim": 8,
-        "hidden": 16,
-        "depth": 1,
-        "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
-        "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
-        "labels": None,
-        "init": {"seed": 0},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
+    return write_made_model(tmp_path, "tiny", dim=8, hidden=16, depth=1)

@@ -10,19 +10,10 @@ from torch import Tensor
 
 from models import weights
 from models.config import ModelConfig
+from tests.made_model import made_fields
 
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "in_features": 5,
-    "out_features": 3,
-    "dim": 16,
-    "hidden": 24,
-    "depth": 2,
-    "ffn": {"gated": True, "activation": "gelu_tanh", "bias": True},
-    "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
-    "labels": None,
-    "init": {"seed": 0},
-}
+FFN = {"gated": True, "activation": "gelu_tanh", "bias": True}
+TINY = made_fields("tiny", dim=16, hidden=24, depth=2, in_features=5, out_features=3, ffn=FFN)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,10 +1,11 @@
 """Load with kills and reloads: `PYTHONPATH=. python tests/service/chaos/soak.py --seconds 600 --json FILE`.
 
-First the capacity is measured, by callers that send as soon as they are answered. Then they send at 70% of it while a
-worker is killed every few seconds, the default backend is switched, and the whole server is reloaded: it is told to end
-and started anew on its port, which is how another model or setting takes its place. At the end the callers' counts and
-the server's agree to the request, every request that was taken has had its answer, the answers are right, each server
-ended with status 0, and no process has grown.
+First `eager` answers every question, one at a time: that is what is right. Then the capacity is measured, by callers
+that send as soon as they are answered. Then they send at 70% of it while a worker is killed every few seconds, the
+default backend is switched, and the whole server is reloaded: it is told to end and started anew on its port, which is
+how another model or setting takes its place. At the end the callers' counts and the server's agree to the request,
+every request that was taken has had its answer, the answers are those of `eager`, each server ended with status 0, and
+no process has grown.
 """
 
 import argparse
@@ -23,9 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.made_model import write_made_model
 from tests.service.running_server import TITLE, RunningServer, descendants, free_port, resident_kib, title
 
 CALLERS = 8
+QUESTIONS = 30  # of each caller
 MEASURE_S = 5.0
 SHARE = 0.7  # of capacity
 KILL_EVERY_S = 15.0
@@ -34,18 +37,6 @@ RELOAD_EVERY_S = 45.0
 SAMPLE_EVERY_S = 2.0
 GROWTH_KIB = 32 << 10  # what a process may grow by once a quarter of its life is over
 WIDTH = 256
-CONFIG = {
-    "name": "soak",
-    "in_features": None,
-    "out_features": None,
-    "dim": WIDTH,
-    "hidden": 1024,
-    "depth": 4,
-    "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
-    "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
-    "labels": None,
-    "init": {"seed": 0},
-}
 LOGGED = re.compile(r"^.*\bstatus=(\d{3})\b", re.MULTILINE)
 
 
@@ -54,13 +45,15 @@ class Callers:
     """Callers that run side by side, and what they saw, by status or by the reason why there is none."""
 
     port: int
+    questions: "list[list[Question]]"  # of each caller
     end_s: float
     interval_s: float  # of each caller; 0: as soon as it is answered
+    checked_share: float = 0.05  # of the answers
     counts: "collections.Counter[str]" = field(default_factory=collections.Counter)
     slowest_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(CALLERS)]
+        self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(len(self.questions))]
         for thread in self._threads:
             thread.start()
 
@@ -71,17 +64,15 @@ class Callers:
     def _call(self, seed: int) -> None:
         """Send one request each interval over a connection that is kept."""
         draw = random.Random(seed)
-        bodies = [made_body(draw) for _ in range(30)]
-        expected: dict[int, list[list[float]]] = {}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         due_s = time.monotonic() + draw.random() * self.interval_s
         while due_s < self.end_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
             due_s = due_s + self.interval_s if self.interval_s else time.monotonic()
-            which = draw.randrange(len(bodies))
+            question = draw.choice(self.questions[seed])
             began_s = time.monotonic()
             try:
-                connection.request("POST", "/predict", bodies[which], {"content-type": "application/json"})
+                connection.request("POST", "/predict", question.body, {"content-type": "application/json"})
                 reply = connection.getresponse()
                 data = reply.read()
             except ConnectionRefusedError:  # between two servers
@@ -95,11 +86,45 @@ class Callers:
                 continue
             self.counts[str(reply.status)] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
-            if reply.status == 200 and draw.random() < 0.05:
-                outputs = json.loads(data)["outputs"]
-                if not agree(outputs, expected.setdefault(which, outputs)):
-                    self.counts["wrong"] += 1
+            if reply.status != question.status and reply.status != 503:
+                self.counts["wrong status"] += 1
+            elif (
+                reply.status == 200
+                and draw.random() < self.checked_share
+                and not agree(json.loads(data)["outputs"], question.expected)
+            ):
+                self.counts["wrong"] += 1
         connection.close()
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and what `eager` answered to it before there was any load."""
+
+    body: bytes
+    status: int
+    expected: list[list[float]]  # none where the status is not 200
+
+
+def asked_eager(port: int) -> list[list[Question]]:
+    """Ask each caller's questions one after the other, and keep the answers as what is right."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    questions = []
+    for seed in range(CALLERS):
+        draw = random.Random(seed)
+        questions.append([asked(connection, made_body(draw)) for _ in range(QUESTIONS)])
+    connection.close()
+    return questions
+
+
+def asked(connection: http.client.HTTPConnection, body: bytes) -> Question:
+    connection.request("POST", "/predict/eager", body, {"content-type": "application/json"})
+    reply = connection.getresponse()
+    document = json.loads(reply.read())
+    width = {len(row) for row in json.loads(body)["inputs"]}
+    if reply.status != (200 if width == {WIDTH} else 400):
+        raise RuntimeError(f"expected an answer from eager before the load, got {reply.status}: {document}")
+    return Question(body, reply.status, document.get("outputs", []))
 
 
 def made_body(draw: random.Random) -> bytes:
@@ -110,7 +135,7 @@ def made_body(draw: random.Random) -> bytes:
 
 def agree(outputs: list[list[float]], expected: list[list[float]]) -> bool:
     """Whether two answers to the same question are the same, whatever backend and batch they came from."""
-    return all(
+    return [len(row) for row in outputs] == [len(row) for row in expected] and all(
         abs(a - b) <= 1e-3 * max(1.0, abs(b))
         for row, other in zip(outputs, expected, strict=True)
         for a, b in zip(row, other, strict=True)
@@ -146,6 +171,7 @@ class Lives:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._model = write_made_model(directory, "soak", dim=WIDTH, hidden=1024, depth=4)
         self._port = free_port()
         self.logs: list[Path] = []
         self.kills = 0  # in this life
@@ -154,7 +180,7 @@ class Lives:
 
     def _start(self) -> RunningServer:
         self.logs.append(self._directory / f"log-{len(self.logs)}")
-        flags = ("--model", str(self._directory / "soak"), "--backends", "eager,fused", "--log-requests")
+        flags = ("--model", str(self._model), "--backends", "eager,fused", "--log-requests")
         shape = ("--api-servers", "2", "--workers", "2", "--port", str(self._port))
         return RunningServer(self.logs[-1], *flags, *shape).wait_ready()
 
@@ -190,18 +216,18 @@ class Lives:
         return dict(counts)
 
 
-def measured_capacity(port: int) -> float:
+def measured_capacity(port: int, questions: list[list[Question]]) -> float:
     """Return how many requests a second are answered when the next is sent as soon as the last is answered."""
-    callers = Callers(port, time.monotonic() + MEASURE_S, 0.0)
+    callers = Callers(port, questions, time.monotonic() + MEASURE_S, 0.0)
     callers.join()
     return (callers.counts["200"] + callers.counts["400"]) / MEASURE_S
 
 
-def soak(lives: Lives, seconds: float, rate: float) -> dict[str, Any]:
+def soak(lives: Lives, questions: list[list[Question]], seconds: float, rate: float) -> dict[str, Any]:
     """Load and disturb; return what callers and servers counted, and what each process held."""
     before = lives.counted()
     memory, start_s = Memory(), time.monotonic()
-    callers = Callers(lives.server.port, start_s + seconds, CALLERS / rate)
+    callers = Callers(lives.server.port, questions, start_s + seconds, CALLERS / rate)
     due = {"kill": KILL_EVERY_S, "switch": SWITCH_EVERY_S, "reload": RELOAD_EVERY_S, "sample": 0.0}
     done: collections.Counter[str] = collections.Counter()
     while time.monotonic() < callers.end_s:
@@ -283,13 +309,11 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file to write what was seen to")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        (directory / "soak").mkdir()
-        (directory / "soak/config.json").write_text(json.dumps(CONFIG))
-        lives = Lives(directory)
+        lives = Lives(Path(name))
         try:
-            capacity = None if options.rate else measured_capacity(lives.server.port)
-            report = soak(lives, options.seconds, options.rate or SHARE * (capacity or 0.0))
+            questions = asked_eager(lives.server.port)
+            capacity = None if options.rate else measured_capacity(lives.server.port, questions)
+            report = soak(lives, questions, options.seconds, options.rate or SHARE * (capacity or 0.0))
         finally:
             lives.server.end()
     report = {"capacity_per_s": capacity, **report}

@@ -13,6 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.made_model import write_made_model
 from tests.service.running_server import RunningServer, Start, is_alive
 
 pytestmark = pytest.mark.slow  # real servers
@@ -32,21 +33,7 @@ def cpu_ticks(pid: int) -> int:
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Two workers behind two HTTP processes, and a model whose batches take so long that a kill strikes within one."""
     place = tmp_path_factory.mktemp("several")
-    directory = place / "slow"
-    directory.mkdir()
-    config = {
-        "name": "slow",
-        "in_features": None,
-        "out_features": None,
-        "dim": WIDTH,
-        "hidden": 2048,
-        "depth": 8,
-        "ffn": {"gated": True, "activation": "gelu_tanh", "bias": False},
-        "norm": {"kind": "rms", "position": "pre", "eps": 1e-6},
-        "labels": None,
-        "init": {"seed": 0},
-    }
-    (directory / "config.json").write_text(json.dumps(config))
+    directory = write_made_model(place, "slow", dim=WIDTH, hidden=2048, depth=8)
     bounds = ("--max-batch-rows", str(ROWS), "--max-queue-rows", str(16 * ROWS))
     flags = ("--model", str(directory), "--backends", "eager", "--workers", "2", "--api-servers", "2", *bounds)
     server = RunningServer(place / "log", *flags).wait_ready()
