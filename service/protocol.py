@@ -29,6 +29,7 @@ SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
 UNREAD_S = 2.0  # how long a client may leave its reply unread once the server stops
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+NO_REQUEST = "expected an HTTP/1.1 request, got bytes that are none; send plain HTTP/1.1 to this port, without TLS"
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
 )
@@ -55,7 +56,7 @@ class Protocol(HttpToolsProtocol):
     _raw: asyncio.Transport
     _joining: JoiningTransport
     _cycles: list[Any]  # the requests that have come and are not answered yet, uvicorn's and ours, in their order
-    _failure: str | None = None  # what makes the bytes after them no request
+    _failure: str | None = None  # the sentence that refuses the bytes after them
     _head_end = b""
     _is_one_too_many = False
     _steps = 0  # heads, pieces of body and ends that the parser has found
@@ -115,7 +116,10 @@ class Protocol(HttpToolsProtocol):
             ):  # the rest of a request that is answered
                 self._raw.close()
             else:
-                self.send_400_response(f"not whole after {now_s - self._since_s:.0f} s")
+                self._refuse(
+                    f"expected a whole request, got part of one in {now_s - self._since_s:.1f} s; send it faster, or "
+                    "start the server with a longer --receive-timeout-s"
+                )
         elif not is_busy and now_s >= self._since_s + self.keep_alive_s:
             self._raw.close()
 
@@ -139,7 +143,9 @@ class Protocol(HttpToolsProtocol):
             self._head_end = start[-3:]  # where the end of a head may have begun
             end = start.find(b"\r\n\r\n")
             if self._head_bytes > MAX_HEAD_BYTES and end < 0:
-                self.send_400_response(f"more than {MAX_HEAD_BYTES} bytes of headers")
+                self._refuse(
+                    f"expected at most {MAX_HEAD_BYTES} bytes of headers, got more; send fewer or shorter ones"
+                )
                 return
             # An offer that may be ignored, but that the parser takes up and drops the body for.
             if b"upgrade" in data[:MAX_HEAD_BYTES].lower():
@@ -164,14 +170,17 @@ class Protocol(HttpToolsProtocol):
         self._steps += 1
         self._head_bytes = self._extra_bytes = 0
         if self._raw.is_closing():  # nothing is done behind a reply that ends the connection
-            self._failure = "the connection was closed"
+            self._failure = "expected no request after a reply that ends the connection, got one; open another"
             return
         self._head_end = b""
         if self._is_one_too_many:
             self._refuse_connection()
             return
         if self.parser.should_upgrade():  # one that data_received did not see whole; the parser drops the body for it
-            self.send_400_response("without an Upgrade header that comes in pieces or behind another request")
+            self._refuse(
+                "expected an Upgrade header, if any, in one piece and on a connection's first request, got another; "
+                "leave it out, since it is ignored"
+            )
             return
         operation = self.inference.targets.get(self.url)
         if operation is not None and self.parser.get_method() == b"POST":
@@ -190,8 +199,9 @@ class Protocol(HttpToolsProtocol):
         """Answer the first request of a connection beyond the bound, and close it."""
         if self._failure is not None:
             return
-        self._failure = "too many connections"
-        error = OverloadedError(f"the server has its {self.max_connections} connections; try again later")
+        sentence = f"the server has its {self.max_connections} connections; try again later"
+        self._failure = sentence
+        error = OverloadedError(sentence)
         headers = dict(self.headers)
         request_id = request_id_of(headers)
         operation = self.inference.targets.get(self.url)
@@ -246,7 +256,10 @@ class Protocol(HttpToolsProtocol):
     def _count_extra(self, size: int, limit: int) -> None:
         self._extra_bytes += size
         if self._extra_bytes > limit:
-            self.send_400_response(f"more than {limit} bytes that nobody asked for")
+            self._refuse(
+                f"expected at most {limit} bytes in trailers, or in a body that is answered already, got more; stop "
+                "sending once the answer is there"
+            )
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, or count one that comes after its answer."""
@@ -320,7 +333,7 @@ class Protocol(HttpToolsProtocol):
         self._since_s = self.loop.time()  # of the next request, or of what is left of it
         self._received_bytes = 0
         if self._failure is not None and not any(not cycle.more_body for cycle in self._cycles):
-            self.send_400_response(self._failure)
+            self._refuse(self._failure)
         elif self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
         self.flow.resume_reading()
@@ -343,13 +356,16 @@ class Protocol(HttpToolsProtocol):
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: the reply does."""
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer bytes that are no request, after the whole requests before them, and close the connection."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
+        """Refuse bytes that uvicorn's parser makes nothing of; its own sentence tells no more."""
+        self._refuse(NO_REQUEST)
+
+    def _refuse(self, sentence: str) -> None:
+        """Answer what is no request with 400, after the whole requests before it, and close the connection."""
         if any(not cycle.response_complete and not cycle.more_body for cycle in self._cycles):
-            self._failure = msg
+            self._failure = sentence
             return
-        self._failure = self._failure or msg
-        error = f"expected an HTTP/1.1 request: {self._failure}"
+        error = self._failure = self._failure or sentence
         body = orjson.dumps({"error": error, "code": "bad_request"})
         self.transport.write(BAD_REQUEST % (len(body), body))
         self.transport.close()

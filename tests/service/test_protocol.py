@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import re
 import socket
 import threading
 import time
@@ -163,8 +164,31 @@ def test_a_request_that_does_not_arrive_whole_is_given_up(start: Start, tiny_mod
     server = start("--model", str(tiny_model), *EAGER, "--receive-timeout-s", "0.3").wait_ready()
     status, reply = parsed(talk(server.port, sent))
     assert (status, reply["code"]) == (400, "bad_request")
-    assert "not whole after" in reply["error"]
+    assert re.fullmatch(r"expected a whole request, got part of one in \d+\.\d s; send it faster, .*", reply["error"])
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize(
+    ("sent", "sentence"),
+    [
+        (b"\x16\x03\x01\x00\x05hello\r\n\r\n", r"expected an HTTP/1\.1 request, got bytes that are none; send .*"),
+        (b"GET / HTTP/1.1\r\nx: " + b"a" * 65536, r"expected at most 65536 bytes of headers, got more; send fewer .*"),
+        (
+            b"GET /v2 HTTP/1.1\r\nhost: x\r\n\r\nGET / HTTP/1.1\r\nconnection: upgrade\r\nupgrade: y\r\n\r\n",
+            r"expected an Upgrade header, .*, got another; leave it out, .*",
+        ),
+    ],
+    ids=["TLS", "headers", "upgrade"],
+)
+def test_what_is_no_request_is_refused_in_a_whole_sentence(server: RunningServer, sent: bytes, sentence: str) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(sent)
+        reply = b""
+        while data := connection.recv(65536):
+            reply += data
+    status, document = parsed(reply[reply.rindex(b"HTTP/1.1 4") :])
+    assert (status, document["code"]) == (400, "bad_request")
+    assert re.fullmatch(sentence, document["error"])
 
 
 def test_a_slow_answer_is_no_idle_connection(start: Start, tiny_model: Path) -> None:
