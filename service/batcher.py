@@ -1,7 +1,7 @@
 """What waits in a worker, and which of it is computed next.
 
-Whatever waits when the engine falls idle is the next batch, so batches form by themselves under load and a lone request
-never waits for company. `service.patience` says when it pays to give others a moment to join.
+Whatever waits when the engine falls idle is the next batch, so batches form by themselves under load, and a request
+that finds the worker idle is computed at once. `service.patience` says when it pays to give others a moment to join.
 """
 
 from collections import deque

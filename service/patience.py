@@ -6,19 +6,21 @@ a second batch. Holding back for g pays where ``g + T(m + e) < T(m) + T(e)``, m 
 are about to come and T(n) what a batch of n takes. T is learnt from the batches that ran, e from how many rows came
 within such a time of the answers before.
 
-Nothing is held back that did not follow answers at once: a lone request, or one of steady independent callers, meets no
-delay. Where T grows with the rows from the start, as of a small model, nothing is gained and nothing held back.
+A hold is over that time after the answers, so nothing is held back on an idle worker, whose last answers are longer
+ago. Within it, whatever waits may be held, whoever sent it, and what waits for other backends with it, since one queue
+serves all. A single caller who always sends as many rows meets no delay: once they are back, no others are expected.
+Where T grows with the rows from the start, as of a small model, nothing is gained and nothing held back.
 """
 
 import math
 
 LEAST_NS = 200_000  # what is not worth a hold
-NEWS = 0.2  # the weight of the latest observation
+EWMA_WEIGHT = 0.2  # of the latest observation, in exponentially weighted moving averages
 UNKNOWN = -1.0
 
 
-class Costs:
-    """What a batch of n rows takes on one backend, in nanoseconds: a running mean for each power of two."""
+class BatchTimes:
+    """What a batch of n rows takes on one backend, in nanoseconds: a moving average for each power of two."""
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[float, float]] = {}  # power to mean rows and mean time
@@ -27,7 +29,10 @@ class Costs:
         """Learn from one batch."""
         power = rows.bit_length()
         known_rows, known_ns = self._means.get(power, (float(rows), float(took_ns)))
-        self._means[power] = (known_rows + NEWS * (rows - known_rows), known_ns + NEWS * (took_ns - known_ns))
+        self._means[power] = (
+            known_rows + EWMA_WEIGHT * (rows - known_rows),
+            known_ns + EWMA_WEIGHT * (took_ns - known_ns),
+        )
 
     def of(self, rows: float) -> float:
         """Return what a batch takes, on a line through the two sizes known that are nearest; `UNKNOWN` before two are.
@@ -53,38 +58,38 @@ class Patience:
     def __init__(self, backends: int, share: float) -> None:
         """`share` of what would be saved is waited for; 0 holds nothing back."""
         self._share = share
-        self._costs = [Costs() for _ in range(backends)]
+        self._batch_times = [BatchTimes() for _ in range(backends)]
         self._backend = 0
         self._answered_ns = 0
         self._answered_rows = 0
         self._window_ns = 0.0
-        self._came_rows = 0
+        self._arrived_rows = 0
         self._return_rate = 0.0  # rows that came back within the window, of those that were answered
 
-    def came(self, rows: int, accepted_ns: int) -> None:
+    def note_arrival(self, rows: int, accepted_ns: int) -> None:
         """Take note of a request."""
         if self._answered_ns <= accepted_ns <= self._answered_ns + self._window_ns:
-            self._came_rows += rows
+            self._arrived_rows += rows
 
-    def answered(self, backend: int, rows: int, took_ns: int, now_ns: int) -> None:
+    def note_answers(self, backend: int, rows: int, took_ns: int, now_ns: int) -> None:
         """Take note of a batch whose answers have just been sent."""
-        self._costs[backend].add(rows, took_ns)
+        self._batch_times[backend].add(rows, took_ns)
         if self._answered_rows:
-            rate = min(1.0, self._came_rows / self._answered_rows)
-            self._return_rate += NEWS * (rate - self._return_rate)
+            rate = min(1.0, self._arrived_rows / self._answered_rows)
+            self._return_rate += EWMA_WEIGHT * (rate - self._return_rate)
         self._backend, self._answered_ns, self._answered_rows = backend, now_ns, rows
-        self._came_rows = 0
+        self._arrived_rows = 0
         self._window_ns = self._share * took_ns
 
     def until_ns(self, backend: int, rows: int) -> int:
         """Return until when `rows` that wait for `backend` are held back; a time in the past means not at all."""
         if backend != self._backend:
             return 0
-        expected = round(self._answered_rows * self._return_rate) - self._came_rows
+        expected = round(self._answered_rows * self._return_rate) - self._arrived_rows
         if expected < 1:
             return 0
-        costs = self._costs[backend]
-        parts = (costs.of(rows), costs.of(expected), costs.of(rows + expected))
+        times = self._batch_times[backend]
+        parts = (times.of(rows), times.of(expected), times.of(rows + expected))
         if UNKNOWN in parts:
             return 0
         wait_ns = self._share * (parts[0] + parts[1] - parts[2])
