@@ -16,11 +16,11 @@ from typing import Any
 
 from PIL import Image
 
-from loadtests.charts import overview
-from loadtests.drawing import LIGHT, Chart, image
 from loadtests.evidence import Evidence, read
-from loadtests.points import Point, held, number, p50_ms, p99_ms, request_of
-from loadtests.summary import knee_ratio, knees_of, summary
+from loadtests.report.charts import overview
+from loadtests.report.drawing import LIGHT, Chart, image
+from loadtests.report.points import Point, held, number, p50_ms, p99_ms, request_of
+from loadtests.report.summary import knee_ratio, knees_of, summary
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = (ROOT / "README.md", ROOT / "docs/measurements.md", ROOT / "docs/peers.md")

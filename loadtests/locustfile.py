@@ -21,12 +21,12 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
-from loadtests import shape
 from loadtests.errors import LoadTestError
+from loadtests.generator import shape
+from loadtests.generator.load_profile import PROFILES
+from loadtests.generator.locust_statistics import refine
 from loadtests.inference import WIRES, Inference, ReplyError, inference, outputs_of, require_answered, server_times_ms
-from loadtests.profile import PROFILES
-from loadtests.resolution import refine
-from loadtests.scenarios import SCENARIOS
+from loadtests.measuring.scenarios import SCENARIOS
 
 BACKENDS = ("default", "eager", "compiled", "fused")
 SETUP_FAILED = 2

@@ -47,7 +47,7 @@ def measure(requests: int = 4000) -> list[Overhead]:
     """
     body = json.dumps({"inputs": [float(value % 17) for value in range(64)]}).encode()
     port = free_port()
-    echo_command = [sys.executable, "-m", "uvicorn", "loadtests.peers.echo:app", "--port", str(port)]
+    echo_command = [sys.executable, "-m", "uvicorn", "loadtests.peers.programs.echo:app", "--port", str(port)]
     echo_command += ["--no-access-log", "--log-level", "warning", "--loop", "uvloop", "--http", "httptools"]
     with ServerProcess(echo_command, port, "/") as echo, ServerProcess.service() as server:
         backend = str(server.get_json("/backend")["default"])

@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 from docs import render
-from loadtests.charts import USES
 from loadtests.evidence import Evidence, Knee
-from loadtests.points import number
-from loadtests.summary import STEP, summary
+from loadtests.report.charts import USES
+from loadtests.report.points import number
+from loadtests.report.summary import STEP, summary
 from service.errors import STATUS
 from service.settings import load
 from tests.loadtests import made_evidence

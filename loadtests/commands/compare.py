@@ -5,13 +5,13 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from loadtests import session
-from loadtests.comparison import Comparison, Plan
 from loadtests.conditions import conditions
 from loadtests.errors import LoadTestError
 from loadtests.evidence import DOCUMENT, Evidence, Run
-from loadtests.expected import WrongAnswerError
-from loadtests.report import write_report
+from loadtests.measuring import session
+from loadtests.measuring.comparison import Comparison, Plan
+from loadtests.measuring.expected import WrongAnswerError
+from loadtests.report.page import write_report
 
 WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from loadtests import wrk
 from loadtests.conditions import ROOT, conditions
 from loadtests.errors import LoadTestError
 from loadtests.inference import WIRES
-from loadtests.peer_load import Comparison, Plan
-from loadtests.peer_servers import BACKEND, OURS, SERVERS, samples, threads
+from loadtests.peers import wrk
+from loadtests.peers.comparison import Comparison, Plan
+from loadtests.peers.servers import BACKEND, OURS, SERVERS, samples, threads
 
 LOGS = ROOT / "out/peers"
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from loadtests.evidence import DOCUMENT, EvidenceError, read
-from loadtests.report import write_report
+from loadtests.report.page import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,18 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from loadtests import session
 from loadtests.conditions import conditions
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
-from loadtests.expected import WrongAnswerError
-from loadtests.load import Load
-from loadtests.measurement import Measurement
-from loadtests.objective import Verdict, table
-from loadtests.overload import growth, overload, percentile
-from loadtests.profile import PROFILES
-from loadtests.scenarios import SCENARIOS, Scenario
-from loadtests.shape import ProfileShape
+from loadtests.generator.load import Load
+from loadtests.generator.load_profile import PROFILES
+from loadtests.generator.shape import ProfileShape
+from loadtests.measuring import session
+from loadtests.measuring.expected import WrongAnswerError
+from loadtests.measuring.measurement import Measurement
+from loadtests.measuring.objective import Verdict, table
+from loadtests.measuring.overload import growth, overload, percentile
+from loadtests.measuring.scenarios import SCENARIOS, Scenario
 
 DOCUMENT = "scenario.json"
 FAILED, INTERRUPTED = 1, 130

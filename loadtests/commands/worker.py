@@ -3,10 +3,10 @@
 import argparse
 import os
 
-from loadtests.driver import Driver, new_environment
 from loadtests.errors import LoadTestError
-from loadtests.load import Load
-from loadtests.target import Target
+from loadtests.generator.driver import Driver, new_environment
+from loadtests.generator.load import Load
+from loadtests.generator.target import Target
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

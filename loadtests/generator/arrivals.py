@@ -1,0 +1,24 @@
+"""When the requests of an open loop are due: a Poisson process, from a seed.
+
+Given their number, the arrivals of a Poisson process lie uniformly over the interval; one whose rate changes keeps each
+arrival of the peak's process with the share that the rate then has of the peak (Lewis and Shedler 1979).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadtests.generator.load_profile import Profile
+
+
+def arrivals(
+    rate_per_s: float, seconds: float, seed: Sequence[int], profile: Profile | None = None
+) -> NDArray[np.float64]:
+    """Return the moments in seconds from the start, sorted, at a rate of `rate_per_s` times what the profile says."""
+    random = np.random.default_rng(list(seed))
+    moments = np.sort(random.uniform(0, seconds, random.poisson(rate_per_s * seconds)))
+    if profile is None:
+        return moments
+    shares = np.asarray([profile(moment / seconds) for moment in moments])
+    return moments[random.uniform(0, 1, len(moments)) < shares]

@@ -1,0 +1,1 @@
+"""What is measured, how much of it counts, and what it is held to."""

@@ -1,0 +1,125 @@
+"""Overload: how much the server takes, what becomes of three times as much, and how soon it has recovered."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from loadtests.connection import status_of
+from loadtests.errors import LoadTestError
+from loadtests.generator.load import Load
+from loadtests.generator.target import Target, payloads
+from loadtests.measuring.comparison import FEWEST_REQUESTS, LONGEST_STEP
+from loadtests.measuring.measurement import Measurement
+
+FACTOR = 3.0
+SATURATING_USERS = (8, 32, 128)
+SEARCH_SECONDS = 2.0  # of each load that finds it, at most
+RECOVERY_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Overload:
+    """What was found; times in milliseconds, rates a second."""
+
+    capacity_per_s: float
+    capacity_p99_ms: float
+    offered_per_s: float
+    sent_share: float  # of what was due; the rest could not be sent
+    goodput_share: float  # answered with 200, of the capacity
+    accepted_p99_ms: float | None
+    refused: int
+    refusal_p50_ms: float | None
+    refusal_p99_ms: float | None
+    memory_growth: float | None  # from the first tenth of the overload to the last
+    memory: list[tuple[float, int]]
+    recovery_s: float
+    invalid: str | None
+
+    @property
+    def p99_ratio(self) -> float | None:
+        """How much slower the accepted requests became."""
+        return None if self.accepted_p99_ms is None else self.accepted_p99_ms / self.capacity_p99_ms
+
+
+def overload(measurement: Measurement, target: Target, backend: str, base: Load, seconds: float) -> Overload:
+    """Find the capacity of a backend, load the server three times as much, and wait for it to recover.
+
+    Raises:
+        LoadTestError: the capacity could not be found, or the server answers no longer.
+    """
+    search_s = min(SEARCH_SECONDS, seconds)
+    capacity_per_s = find_capacity(measurement, base, search_s)
+    enough_s = min(max(search_s, FEWEST_REQUESTS / capacity_per_s), LONGEST_STEP * search_s)
+    at_capacity = measurement.run(as_open(base, capacity_per_s, enough_s, "at capacity"))
+    limit_ms = at_capacity.latency_ms.p99 if at_capacity.latency_ms else 0.0
+    offered_per_s = FACTOR * capacity_per_s
+    run = measurement.run(as_open(base, offered_per_s, seconds, "overload"))
+    recovered_s = recovery_s(target, backend, base.kinds[0][1], limit_ms)
+    whole = measurement.tallies[0]
+    return Overload(
+        capacity_per_s=capacity_per_s,
+        capacity_p99_ms=limit_ms,
+        offered_per_s=offered_per_s,
+        sent_share=run.sent / max(1, whole.offered),
+        goodput_share=run.answered_per_s / capacity_per_s,
+        accepted_p99_ms=run.latency_ms.p99 if run.latency_ms else None,
+        refused=len(whole.refusals_ms),
+        refusal_p50_ms=percentile(whole.refusals_ms, 50),
+        refusal_p99_ms=percentile(whole.refusals_ms, 99),
+        memory_growth=growth(measurement.memory),
+        memory=measurement.memory,
+        recovery_s=recovered_s,
+        invalid=run.invalid,
+    )
+
+
+def find_capacity(measurement: Measurement, base: Load, seconds: float) -> float:
+    """Return the most requests a second that were answered with 200, of closed loops with ever more users."""
+    reached = []
+    for users in SATURATING_USERS:
+        closed = replace(base, loop="closed", label=f"{users} users", warm_up_s=0.5, seconds=seconds, users=users)
+        reached.append(measurement.run(closed).answered_per_s)
+    return max(reached)
+
+
+def as_open(base: Load, rate_per_s: float, seconds: float, label: str) -> Load:
+    """Return an open loop of the same requests."""
+    return replace(
+        base, loop="open", label=label, warm_up_s=0.5, seconds=seconds, rate_per_s=rate_per_s, profile="steady"
+    )
+
+
+def recovery_s(target: Target, backend: str, rows: int, limit_ms: float) -> float:
+    """Return how long after the load a request is again answered within the p99 at capacity.
+
+    Raises:
+        LoadTestError: none was within the limit.
+    """
+    began_s = time.monotonic()
+    sent = payloads(target, backend, rows)[0]
+    with target.connect() as connection:
+        while time.monotonic() - began_s < RECOVERY_LIMIT_S:
+            start_s = time.perf_counter()
+            head, _ = connection.exchange(sent.request)
+            if status_of(head) == 200 and (time.perf_counter() - start_s) * 1e3 <= limit_ms:
+                return time.monotonic() - began_s
+            time.sleep(0.01)
+    raise LoadTestError(f"no request was answered within {limit_ms:.1f} ms in {RECOVERY_LIMIT_S:g} s after the load")
+
+
+def growth(memory: list[tuple[float, int]]) -> float | None:
+    """Return by which share the memory grew, the median of the last tenth over that of the first; None: not known."""
+    part = max(1, len(memory) // 10)
+    if len(memory) < 2:
+        return None
+    first, last = (statistics.median(used for _, used in each) for each in (memory[:part], memory[-part:]))
+    return last / first - 1 if first else None
+
+
+def percentile(times_ms: Sequence[float], part: float) -> float | None:
+    """Return a percentile, or None of nothing."""
+    times = np.asarray(times_ms)
+    return float(np.percentile(times, part)) if times.size else None

@@ -1,0 +1,171 @@
+"""A server and a generator that are ready to measure: what `compare` and `scenario` have in common."""
+
+import argparse
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from loadtests.connection import headers_of, status_of
+from loadtests.errors import LoadTestError
+from loadtests.evidence import Run
+from loadtests.generator.processes import Generator
+from loadtests.generator.target import Target, TargetError, address, payloads
+from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
+from loadtests.measuring.expected import REFERENCE, TOLERANCE, expected_rows
+from loadtests.measuring.inspection import chosen, inspect, said
+from loadtests.measuring.measurement import Measurement
+from loadtests.server_process import ROOT, ServerProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What is measured, and with what."""
+
+    target: Target
+    backends: dict[str, str]  # name to implementation
+    generator: Generator
+    measurement: Measurement
+    server_pid: int | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say which server is loaded, with what, and from how many processes."""
+    parser.add_argument("model", nargs="?", default="digits", help="model directory, or a name under models/zoo")
+    parser.add_argument("service_flags", nargs="*", metavar="-- FLAGS", help="more flags of the server that is started")
+    parser.add_argument("--url", help="a running server that has the model; without it one is started and ended")
+    parser.add_argument("--server-pid", type=int, help="the process of --url's server, where it runs on this host")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
+    parser.add_argument("--backends", default="eager,compiled,fused", help="comma-separated")
+    parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
+    parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
+    parser.add_argument("--objective-ms", type=positive, default=50.0, help="what the p99 has to stay within")
+    parser.add_argument("--seconds", type=positive, default=5.0, help="measured in each run")
+    parser.add_argument("--warm-up-s", type=positive, default=1.0, help="of each run, before that")
+    parser.add_argument("--seed", type=int, default=0, help="of rows and arrivals")
+    parser.add_argument("--max-in-flight", type=whole, default=512, help="most unanswered requests of an open loop")
+    parser.add_argument("--processes", type=whole, default=1, help="that make load on this host")
+    parser.add_argument("--remote-workers", type=int, default=0, help="that make load elsewhere; they are waited for")
+    parser.add_argument("--bind", default="127.0.0.1", help="address that remote workers connect to")
+    parser.add_argument(
+        "--key", default=os.environ.get("MLP_API_KEY", ""), help="the server's key; better set as MLP_API_KEY"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="directory to write to")
+
+
+def whole(text: str) -> int:
+    """Parse a whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def positive(text: str) -> float:
+    """Parse a number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return number
+
+
+def names(text: str) -> list[str]:
+    """Return the names of a comma-separated list, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory that is written to, and find out now whether that can be done.
+
+    Raises:
+        LoadTestError: it cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe = path / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise LoadTestError(f"--out {path}: expected a directory that can be written to: {error.strerror}") from error
+
+
+def served_name(model: str) -> str:
+    """Return the name under which the server offers a model directory, or a name under models/zoo.
+
+    Raises:
+        LoadTestError: there is no such model.
+    """
+    directory = Path(model) if Path(model).is_dir() else ROOT / "models" / "zoo" / model
+    try:
+        return str(json.loads((directory / "config.json").read_text())["name"])
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadTestError(f"expected a model directory, or a name under models/zoo, got {model!r}") from error
+
+
+@contextmanager
+def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterator[Session]:
+    """Start what is needed, try each backend once, and end it all afterwards.
+
+    Raises:
+        LoadTestError, OSError: something is not there, or does not answer as it has to.
+    """
+    backends = names(options.backends)
+    if not backends:
+        raise LoadTestError("--backends: expected at least one name")
+    if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
+        raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")
+    if options.remote_workers and options.url is None:
+        raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
+    with ExitStack() as stack:
+        if options.url is None:
+            model, pid = served_name(options.model), None
+            flags = ["--model", options.model, "--dtype", options.dtype, *options.service_flags]
+            flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *backends]))]
+            server = stack.enter_context(ServerProcess.service(*flags))
+            (host, port), pid = ("127.0.0.1", server.port), server.pid
+        else:
+            (host, port), pid = address(options.url), options.server_pid
+            model = served_name(options.model) if Path(options.model).is_dir() else options.model
+        target, ready = inspect(host, port, model, options.wire, options.seed, options.key)
+        wanted = chosen(backends, ready)
+        chosen([REFERENCE], ready)  # the expected rows come from it
+        first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}
+        expected = expected_rows(target, options.dtype)
+        generator = stack.enter_context(Generator(target, options.processes, options.remote_workers, options.bind))
+        measurement = Measurement(generator, expected, options.objective_ms, pid, keep)
+        measurement.first_ms |= first_ms
+        yield Session(target, wanted, generator, measurement, pid)
+
+
+def first_request_ms(target: Target, backend: str, rows: int) -> float:
+    """Send a backend its first request, and return how long it took.
+
+    Raises:
+        TargetError: the reply is not as it has to be.
+    """
+    sent = payloads(target, backend, rows)[0]
+    with target.connect() as connection:
+        start_s = time.perf_counter()
+        head, body = connection.exchange(sent.request)
+        elapsed_ms = (time.perf_counter() - start_s) * 1e3
+    if status_of(head) != 200:
+        raise TargetError(f"backend {backend}, {rows} rows: {status_of(head)} {said(body)}")
+    try:
+        outputs_of(sent.inference, headers_of(head), body)
+        stages_of(headers_of(head))
+    except ReplyError as error:
+        raise TargetError(f"backend {backend}: {error}") from error
+    return elapsed_ms
+
+
+def end_on_sigterm() -> None:
+    """Make SIGTERM end a measurement as Ctrl-C does: what ran is kept."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,0 +1,1 @@
+"""The page and the charts, from the evidence alone."""

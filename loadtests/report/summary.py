@@ -1,0 +1,190 @@
+"""What a comparison says, in three sentences: what each backend holds, whether fusing pays, which runs count.
+
+All of it is derived from the document; nothing is claimed that the spread over the rounds does not bear.
+"""
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from loadtests.evidence import Evidence, Knee
+from loadtests.report.points import Load, Spread, fault, number, points
+
+STEP = 0.05  # how closely the search for a knee looks
+REASONS = 3  # that are told; the table of runs has all
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """How many times the load of one backend another one carries, with the extremes over the rounds."""
+
+    value: float
+    low: float
+    high: float
+    rounds: int
+
+    @property
+    def is_tie(self) -> bool:
+        """True where the extremes lie on both sides of 1, or the difference is finer than the search's step."""
+        return self.low <= 1 <= self.high or abs(self.value - 1) <= STEP
+
+    @property
+    def tie(self) -> str:
+        """What makes a tie one."""
+        return (
+            "within the spread" if self.low <= 1 <= self.high else f"within the {STEP:.0%} that the search leaves open"
+        )
+
+    @property
+    def spread(self) -> str:
+        """The extremes in words."""
+        return f"{self.low:.2f} to {self.high:.2f} over {self.rounds} rounds" if self.rounds > 1 else "one round"
+
+
+def summary(evidence: Evidence) -> tuple[str, str, str]:
+    """Return the three sentences."""
+    return capacity(evidence), worth(evidence), standing(evidence)
+
+
+def capacity(evidence: Evidence) -> str:
+    """Say which rate each backend holds."""
+    if not any(fault(run) is None for run in evidence.runs):
+        return "No figure can be given, since there is no run that counts."
+    within = f"99 of 100 requests answered within {evidence.objective_ms:g} ms"
+    knees = knees_of(evidence)
+    noted = {knee.backend: knee for knee in evidence.knees}
+    held = [f"{name} {_rate(knee, is_first=not place)}" for place, (name, knee) in enumerate(knees.items())]
+    clauses = [f"with {within}, {_listed(held)}"] if held else []
+    such = "such rate" if held else f"rate with {within}"
+    missing = [name for name in evidence.backends if name in noted and name not in knees]
+    unsearched = [name for name in evidence.backends if name not in noted]
+    if missing:
+        reasons = [f"{name} ({noted[name].note or 'no run of it counts'})" for name in missing]
+        clauses.append(f"no {such} was found for {_listed(reasons)}")
+    if unsearched:
+        clauses.append(f"no {such} was searched for {_listed(unsearched)}")
+    return f"{_capital('; '.join(clauses))}."
+
+
+def worth(evidence: Evidence) -> str:
+    """Say whether fusing pays against each other backend."""
+    if "fused" not in evidence.backends or len(evidence.backends) < 2:
+        return "Whether fusing pays was not measured: it takes fused and another backend."
+    clauses, without = [], []
+    by_users: Load | None = None
+    for other in evidence.backends:
+        if other == "fused":
+            continue
+        ratio = knee_ratio(evidence, "fused", other)
+        basis = "the rate"
+        if ratio is None:
+            found = throughput_ratio(evidence, "fused", other)
+            if found is None:
+                without.append(other)
+                continue
+            ratio, by_users = found
+            basis = f"the replies a second to {by_users}"
+        figures = f"{ratio.value:.2f} times {basis} ({ratio.spread})"
+        if ratio.is_tie:
+            clauses.append(f"fused and {other} tie {ratio.tie}, with {figures}")
+        elif ratio.value > 1:
+            clauses.append(f"fusing pays against {other}, with {figures}")
+        else:
+            clauses.append(f"fusing does not pay against {other}, with {figures}")
+    if without:
+        clauses.append(
+            f"whether fusing pays against {_listed(without)} cannot be said, for want of runs that count on both sides"
+        )
+    return f"{_capital('; '.join(clauses))}."
+
+
+def standing(evidence: Evidence) -> str:
+    """Say how many runs count, why others do not, what the checked replies were, and whether all is there."""
+    total = len(evidence.runs)
+    reasons_of_runs = [reason for run in evidence.runs if (reason := fault(run)) is not None]
+    rejected = len(reasons_of_runs)
+    first = {re.sub(r"\d+", "", reason): reason for reason in reversed(reasons_of_runs)}
+    faults = Counter(re.sub(r"\d+", "", reason) for reason in reasons_of_runs)
+    reasons = _listed([f"{first[kind]} ({count} such)" for kind, count in faults.most_common(REASONS)])
+    if len(faults) > REASONS:
+        reasons += f", besides {len(faults) - REASONS} other reasons"
+    checked, wrong = (sum(getattr(run, name) for run in evidence.runs) for name in ("checked", "wrong"))
+    if not total:
+        runs = "no run was made"
+    elif not rejected:
+        runs = f"all {total} runs count"
+    elif rejected == total:
+        runs = f"none of the {total} runs counts: {reasons}"
+    else:
+        runs = f"{total - rejected} of {total} runs count, the others are marked: {reasons}"
+    if wrong:
+        replies = f"{wrong} of {checked} checked replies were wrong, so that nothing here is to be relied on"
+    else:
+        replies = f"all {checked} checked replies were right" if checked else "no reply was checked"
+    early = f"; it ended early: {evidence.ended_early}" if evidence.ended_early is not None else ""
+    return f"{_capital(runs)}, and {replies}{early}."
+
+
+def knees_of(evidence: Evidence) -> dict[str, Knee]:
+    """Return the knees that have a rate, by backend, the highest first; none where no run counts."""
+    counted = {run.backend for run in evidence.runs if fault(run) is None}
+    found = [knee for knee in evidence.knees if knee.rate_per_s is not None and knee.backend in counted]
+    return {knee.backend: knee for knee in sorted(found, key=lambda knee: -(knee.rate_per_s or 0))}
+
+
+def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
+    """Compare two knees, extreme with opposite extreme; None: one of them has no knee."""
+    knees = knees_of(evidence)
+    if backend not in knees or other not in knees:
+        return None
+    ours, theirs = knees[backend], knees[other]
+    value = (ours.rate_per_s or 0) / (theirs.rate_per_s or 1)
+    extremes = [
+        _quotient(one(ours.rounds_per_s), other(theirs.rounds_per_s))
+        for one, other in ((min, max), (max, min))
+        if ours.rounds_per_s and theirs.rounds_per_s
+    ]
+    rounds = min(len(ours.rounds_per_s), len(theirs.rounds_per_s))
+    return Ratio(value, min([value, *extremes]), max([value, *extremes]), rounds)
+
+
+def throughput_ratio(evidence: Evidence, backend: str, other: str) -> tuple[Ratio, Load] | None:
+    """Compare the replies a second, round by round, at the most users at which both have rounds that count in common.
+
+    None: there are no such users.
+    """
+    counted = {(point.load, point.backend): point for point in points(evidence, "closed") if point.counted}
+    for load in sorted({load for load, _ in counted}, reverse=True):
+        if (load, backend) not in counted or (load, other) not in counted:
+            continue
+        ours, theirs = (
+            {run.round: run.answered_per_s for run in counted[load, name].counted} for name in (backend, other)
+        )
+        both = sorted(ours.keys() & theirs.keys())
+        if both:
+            rounds = [_quotient(ours[each], theirs[each]) for each in both]
+            value = _quotient(*(Spread.of(rates[each] for each in both).median for rates in (ours, theirs)))
+            return Ratio(value, min(value, *rounds), max(value, *rounds), len(both)), load
+    return None
+
+
+def _quotient(a: float, b: float) -> float:
+    if b:
+        return a / b
+    return math.inf if a else 1.0  # a round in which a backend held nothing
+
+
+def _rate(knee: Knee, is_first: bool) -> str:
+    low, high = min(knee.rounds_per_s, default=0), max(knee.rounds_per_s, default=0)
+    rate = f"holds {number(knee.rate_per_s or 0)} requests a second" if is_first else number(knee.rate_per_s or 0)
+    rounds = f"{number(low)} to {number(high)}{' over the rounds' if is_first else ''}"
+    return f"{rate} ({rounds if len(knee.rounds_per_s) > 1 else 'one round'})"
+
+
+def _listed(parts: list[str]) -> str:
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
