@@ -23,9 +23,12 @@ def main(arguments: list[str]) -> int:
     Returns:
         Its status; with a line on stderr 2 where it could not be run, and 130 where it was interrupted.
     """
-    parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, dest="command")
-    parsers = {name: commands.add_parser(name, help=line, description=line) for name, line in COMMANDS.items()}
+    parsers = {  # flags in full: what leaves the key out of a document looks for `--key`
+        name: commands.add_parser(name, help=line, description=line, allow_abbrev=False)
+        for name, line in COMMANDS.items()
+    }
     name = next((each for each in arguments if not each.startswith("-")), "")
     if name not in parsers:
         parser.parse_args(arguments)  # prints the help, or what is wrong with the name, and exits

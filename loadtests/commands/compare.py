@@ -5,7 +5,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-from loadtests.conditions import conditions
+from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import DOCUMENT, Evidence, Run
 from loadtests.measuring import session
@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
             wire=options.wire,
             objective_ms=options.objective_ms,
             seed=options.seed,
-            command=["python", "-m", "loadtests", *without_key(sys.argv[1:])],
+            command=recorded(sys.argv[1:]),
             started=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         plan = Plan(
@@ -107,13 +107,3 @@ def say(evidence: Evidence) -> None:
     invalid = sum(each.invalid is not None for each in evidence.runs)
     if invalid:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
-
-
-def without_key(arguments: list[str]) -> list[str]:
-    """Return command-line arguments, with the key left out."""
-    kept, is_key = [], False
-    for each in arguments:
-        if not is_key and not each.startswith("--key="):
-            kept.append(each)
-        is_key = each == "--key"
-    return [each for each in kept if each != "--key"]

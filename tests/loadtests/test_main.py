@@ -26,6 +26,16 @@ def test_the_overhead_is_measured_and_written_with_its_conditions(tmp_path: Path
     assert {"processor", "cores", "python", "torch", "commit"} <= set(document["conditions"])
 
 
+@pytest.mark.parametrize("command", [("compare",), ("scenario", "steady")], ids=["compare", "scenario"])
+def test_a_flag_is_written_in_full_so_that_no_key_is_taken_for_something_else(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run(*command, "--out", str(tmp_path), "--url", "http://127.0.0.1:1", "--ke", "secret")
+    assert done.returncode == 2
+    assert "unrecognized arguments: --ke" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
