@@ -17,6 +17,7 @@ from typing import Any
 from PIL import Image
 
 from loadtests.evidence import Evidence, read
+from loadtests.measuring.generator_watch import CPU_LIMIT
 from loadtests.report.charts import overview
 from loadtests.report.drawing import LIGHT, Chart, image
 from loadtests.report.points import Point, held, number, p50_ms, p99_ms, request_of
@@ -266,7 +267,7 @@ def peers_cell(cell: dict[str, Any]) -> str:
         return "failed" if cell["failure"] else "no such wire" if not cell["is_supported"] else "—"
     rate, p50, p99 = (cell[name]["median"] for name in ("requests_per_s", "p50_ms", "p99_ms"))
     times = ", ".join(f"{time:,.0f}" if time >= 100 else f"{time:.3g}" for time in (p50, p99))
-    shown = f"{rate:,.0f}/s; {times} ms" + ("; wrk was the limit" if cell["generator_cpu"] > 0.8 else "")
+    shown = f"{rate:,.0f}/s; {times} ms" + ("; wrk was the limit" if cell["generator_cpu"] > CPU_LIMIT else "")
     if cell["ratio"] is None or cell["server"] == "ours":
         return shown
     ratio = cell["ratio"]

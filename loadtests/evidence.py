@@ -5,7 +5,7 @@ derived again.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from loadtests.errors import LoadTestError
 
 VERSION = 1
 DOCUMENT = "compare.json"  # what its file is called
+UNSENT = "unsent"  # the code of what was due in an open loop and could not be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,10 @@ class Stages:
     compute: float
     encode: float
     wire: float
+
+
+STAGES = tuple(each.name for each in fields(Stages))
+SERVER_STAGES = STAGES[:-1]  # those that the server tells
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,11 @@ class Run:
     generator_cpu: float  # share of one core in use by the busiest generator process
     late_p99_ms: float | None  # how long after its intended start a request left; of an open loop
     invalid: str | None  # why the run says nothing about the server; None: it does
+
+    @property
+    def due(self) -> int:
+        """Requests that were due, whether the generator could send them or not."""
+        return self.sent + self.errors.get(UNSENT, 0)
 
     @property
     def answered_per_s(self) -> float:

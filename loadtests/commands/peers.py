@@ -13,7 +13,7 @@ from loadtests.conditions import ROOT, conditions
 from loadtests.errors import LoadTestError
 from loadtests.inference import WIRES
 from loadtests.peers import wrk
-from loadtests.peers.comparison import Comparison, Plan
+from loadtests.peers.comparison import PeerComparison, PeerPlan
 from loadtests.peers.servers import BACKEND, OURS, SERVERS, samples, threads
 
 LOGS = ROOT / "out/peers"
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.json.parent.is_dir():
         raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
     generator = wrk.version()
-    comparison = Comparison(plan, {model: samples(model, plan.rows) for model in plan.models}, options.logs)
+    comparison = PeerComparison(plan, {model: samples(model, plan.rows) for model in plan.models}, options.logs)
     surroundings = conditions() | {
         "servers": {name: f"{SERVERS[name].title} {SERVERS[name].version()}" for name in plan.servers if name != OURS},
         "backend": BACKEND,
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     return status or int(bool(comparison.failures))
 
 
-def planned(options: argparse.Namespace) -> Plan:
+def planned(options: argparse.Namespace) -> PeerPlan:
     """Read the flags.
 
     Raises:
@@ -95,7 +95,7 @@ def planned(options: argparse.Namespace) -> Plan:
     if min(connections) < 1:
         raise LoadTestError(f"--connections: expected whole numbers of at least 1, got {options.connections!r}")
     models = tuple(dict.fromkeys(options.models.split(",")))
-    return Plan(servers, models, wires, connections, options.rounds, options.seconds, options.rows)
+    return PeerPlan(servers, models, wires, connections, options.rounds, options.seconds, options.rows)
 
 
 def chosen(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:

@@ -115,10 +115,9 @@ def run(options: argparse.Namespace) -> int:
 def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: Measurement, run: Run) -> list[Verdict]:
     """Return what a run is held to: the whole of it, and where kinds of requests are mixed the p99 of each."""
     failed = sum(run.errors.values())
-    offered = run.sent + run.errors.get("unsent", 0)
     verdicts = [
         Verdict("p99", "ms", run.latency_ms.p99 if run.latency_ms else None, options.objective_ms),
-        Verdict("errors", "of requests", failed / offered if offered else None, options.max_errors),
+        Verdict("errors", "of requests", failed / run.due if run.due else None, options.max_errors),
         Verdict("generator at its limit", "runs", float(run.invalid is not None), 0.0),
     ]
     if options.min_goodput is not None:

@@ -3,9 +3,10 @@
 import time
 from typing import Any
 
+from loadtests.evidence import SERVER_STAGES, UNSENT
 from loadtests.generator.load import Load
 from loadtests.generator.sender import Outcome
-from loadtests.generator.tally import SAMPLE_BYTES, SAMPLES, STAGES, Sample, Tally
+from loadtests.generator.tally import SAMPLE_BYTES, SAMPLES, Sample, Tally
 
 LOST_LIMIT = 200  # requests in a row without a reply, after which the server is taken for gone
 
@@ -48,14 +49,14 @@ class Recorder:
         tally.latencies_ms.append(outcome.latency_ms)
         tally.moments_s.append(outcome.due_s - self._start_s)
         tally.batch_rows[outcome.batch_rows] += 1
-        for stage in range(len(STAGES)):
+        for stage in range(len(SERVER_STAGES)):
             tally.stages_ms[stage] += outcome.stages_ms[stage]
         self._keep(tally, payload, outcome)
 
     def unsent(self, kind: int, due_s: float) -> None:
         """Count a request that was not sent: too many are unanswered, or the time was up when its turn came."""
         if self._start_s <= due_s < self._end_s:
-            self.tallies[kind].errors["unsent"] += 1
+            self.tallies[kind].errors[UNSENT] += 1
             self.tallies[kind].lates_ms.append((time.perf_counter() - due_s) * 1e3)
 
     def lost(self, kind: int, due_s: float) -> None:

@@ -5,9 +5,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from loadtests.evidence import SERVER_STAGES, UNSENT
+
 SAMPLES = 24  # replies kept by each process for comparison with the expected rows
 SAMPLE_BYTES = 4 << 20  # of all of them
-STAGES = ("queue", "batch", "compute", "encode")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Tally:
     moments_s: "array[float]" = field(default_factory=lambda: array("d"))  # of each: when it was due, from the start
     lates_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of all that were sent in an open loop
     refusals_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of those answered with another status
-    stages_ms: list[float] = field(default_factory=lambda: [0.0] * len(STAGES))  # sums
+    stages_ms: list[float] = field(default_factory=lambda: [0.0] * len(SERVER_STAGES))  # sums
     batch_rows: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
     samples: list[Sample] = field(default_factory=list)
@@ -48,7 +49,7 @@ class Tally:
     @property
     def offered(self) -> int:
         """Requests that were due, whether they could be sent or not."""
-        return self.sent + self.errors["unsent"]
+        return self.sent + self.errors[UNSENT]
 
     def within(self, limit_ms: float) -> int:
         """Return how many were answered with 200 within a time."""

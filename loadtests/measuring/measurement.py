@@ -7,10 +7,10 @@ import numpy as np
 from gevent import sleep, spawn
 
 from loadtests.errors import LoadTestError
-from loadtests.evidence import Latency, Run, Stages
+from loadtests.evidence import SERVER_STAGES, Latency, Run, Stages
 from loadtests.generator.load import Load
 from loadtests.generator.processes import Generator
-from loadtests.generator.tally import STAGES, Tally, total
+from loadtests.generator.tally import Tally, total
 from loadtests.inference import STAGE_HEADERS
 from loadtests.measuring.expected import Expected
 from loadtests.measuring.generator_watch import fault_of, late_p99_ms
@@ -150,5 +150,5 @@ def stages(whole: Tally) -> Stages | None:
     """Return where the mean request spent its time."""
     if not whole.answered:
         return None
-    means = {name: each / whole.answered for name, each in zip(STAGES, whole.stages_ms, strict=True)}
+    means = {name: each / whole.answered for name, each in zip(SERVER_STAGES, whole.stages_ms, strict=True)}
     return Stages(**means, wire=sum(whole.latencies_ms) / whole.answered - sum(means.values()))

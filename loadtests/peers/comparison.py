@@ -1,7 +1,6 @@
 """This server against others: the same model, rows and load for each, one at a time, in interleaved rounds."""
 
 import http.client
-import statistics
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -10,7 +9,8 @@ from typing import Any
 
 from loadtests.peers.server_tree import ServerTree, ServerTreeError
 from loadtests.peers.servers import OURS, SERVERS, Exchange, PeerError, Sample, Server, StatusError
-from loadtests.peers.wrk import Load, LoadError, load
+from loadtests.peers.wrk import LoadError, WrkResult, load
+from loadtests.report.points import Spread
 from loadtests.server_process import free_port
 
 START_LIMIT_S = 120.0
@@ -20,7 +20,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PeerPlan:
     """What is measured."""
 
     servers: tuple[str, ...]
@@ -32,20 +32,6 @@ class Plan:
     rows: int  # in each request
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A median over rounds, with its extremes."""
-
-    median: float
-    min: float
-    max: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread | None":
-        """Return the spread of values; None where there are none."""
-        return cls(statistics.median(values), min(values), max(values)) if values else None
-
-
 @dataclass(slots=True)
 class Cell:
     """One server under one load, over all rounds."""
@@ -54,7 +40,7 @@ class Cell:
     model: str
     wire: str
     connections: int
-    loads: dict[int, Load] = field(default_factory=dict)  # by round
+    loads: dict[int, WrkResult] = field(default_factory=dict)  # by round
     failure: str | None = None  # why there are no figures, or why not to believe them
     is_supported: bool = True  # False: the server has no such wire
 
@@ -64,10 +50,10 @@ class Cell:
         figures: dict[str, Any] = dict.fromkeys(("requests_per_s", "p50_ms", "p99_ms", "ratio"))
         if self.failure is None and loads:
             figures = {
-                "requests_per_s": asdict_or_none(Spread.of([each.requests_per_s for each in loads])),
-                "p50_ms": asdict_or_none(Spread.of([each.p50_us / 1e3 for each in loads])),
-                "p99_ms": asdict_or_none(Spread.of([each.p99_us / 1e3 for each in loads])),
-                "ratio": asdict_or_none(ratio(ours, self)),
+                "requests_per_s": median_and_extremes(spread_of([each.requests_per_s for each in loads])),
+                "p50_ms": median_and_extremes(spread_of([each.p50_us / 1e3 for each in loads])),
+                "p99_ms": median_and_extremes(spread_of([each.p99_us / 1e3 for each in loads])),
+                "ratio": median_and_extremes(ratio(ours, self)),
             }
         return {
             "server": self.server,
@@ -98,14 +84,22 @@ class Start:
             "server": self.server,
             "model": self.model,
             "wire": self.wire,
-            "start_s": asdict_or_none(Spread.of(self.seconds)),
-            "memory_mib": asdict_or_none(Spread.of(self.memory_mib)),
+            "start_s": median_and_extremes(spread_of(self.seconds)),
+            "memory_mib": median_and_extremes(spread_of(self.memory_mib)),
         }
 
 
-def asdict_or_none(spread: Spread | None) -> dict[str, float] | None:
-    """Return a spread as JSON has it, to four digits."""
-    return None if spread is None else {name: float(f"{value:.4g}") for name, value in asdict(spread).items()}
+def median_and_extremes(spread: Spread | None) -> dict[str, float] | None:
+    """Return what JSON has of a spread, to four digits."""
+    if spread is None:
+        return None
+    told = {"median": spread.median, "min": spread.low, "max": spread.high}
+    return {name: float(f"{value:.4g}") for name, value in told.items()}
+
+
+def spread_of(values: Sequence[float]) -> Spread | None:
+    """Return the spread of values; None where there are none."""
+    return Spread.of(values) if values else None
 
 
 def ratio(ours: Cell | None, theirs: Cell) -> Spread | None:
@@ -113,13 +107,13 @@ def ratio(ours: Cell | None, theirs: Cell) -> Spread | None:
     if ours is None or ours.failure or theirs.failure:
         return None
     common = ours.loads.keys() & theirs.loads.keys()
-    return Spread.of([ours.loads[each].requests_per_s / theirs.loads[each].requests_per_s for each in sorted(common)])
+    return spread_of([ours.loads[each].requests_per_s / theirs.loads[each].requests_per_s for each in sorted(common)])
 
 
-class Comparison:
+class PeerComparison:
     """The measurement, as far as it has come."""
 
-    def __init__(self, plan: Plan, samples: dict[str, tuple[Sample, Sample]], logs: Path) -> None:
+    def __init__(self, plan: PeerPlan, samples: dict[str, tuple[Sample, Sample]], logs: Path) -> None:
         """`samples` has each model's rows, `logs` takes what servers wrote that failed."""
         self.plan = plan
         self._samples = samples
@@ -215,7 +209,7 @@ def answers(exchange: Exchange, port: int) -> bool:
     return True
 
 
-def under_load(port: int, connections: int, seconds: int, loaded: Exchange, checked: Exchange) -> Load:
+def under_load(port: int, connections: int, seconds: int, loaded: Exchange, checked: Exchange) -> WrkResult:
     """Load a server after a second of warm-up; check its answers before, while it is loaded, and after.
 
     The check before the load comes after the warm-up, and waits until what that left in the server's queue is done.

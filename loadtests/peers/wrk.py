@@ -46,7 +46,7 @@ class LoadError(LoadTestError):
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WrkResult:
     """What wrk counted."""
 
     requests: int
@@ -101,7 +101,7 @@ def script(path: str, headers: Mapping[str, str], body: bytes) -> str:
     return "\n".join(lines) + DONE
 
 
-def parsed(output: str, generator_cpu: float) -> Load:
+def parsed(output: str, generator_cpu: float) -> WrkResult:
     """Read what the script told.
 
     Raises:
@@ -112,14 +112,14 @@ def parsed(output: str, generator_cpu: float) -> Load:
         (line,) = told
         counts = json.loads(line)
         errors = {name: counts.pop(name) for name in ERRORS}
-        return Load(
+        return WrkResult(
             **counts, errors={name: count for name, count in errors.items() if count}, generator_cpu=generator_cpu
         )
     except (ValueError, KeyError, TypeError) as error:
         raise LoadError(f"wrk: expected one line of counts, got {output.strip()[-300:]!r}") from error
 
 
-def load(port: int, path: str, headers: Mapping[str, str], body: bytes, connections: int, seconds: int) -> Load:
+def load(port: int, path: str, headers: Mapping[str, str], body: bytes, connections: int, seconds: int) -> WrkResult:
     """Load a server on loopback for a number of seconds.
 
     Raises:

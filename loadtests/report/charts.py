@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtests.evidence import Evidence, Run
+from loadtests.evidence import STAGES, Evidence, Run
+from loadtests.measuring.generator_watch import CPU_LIMIT
 from loadtests.report.drawing import (
     DOTS,
     Bar,
@@ -23,9 +24,8 @@ from loadtests.report.drawing import (
     logarithmic,
 )
 from loadtests.report.points import (
-    Load,
+    OfferedLoad,
     Point,
-    due,
     fault,
     held,
     mean_batch_rows,
@@ -39,7 +39,6 @@ from loadtests.report.points import (
 from loadtests.report.summary import knees_of
 
 SHOWN_LOADS = 6  # of each backend
-STAGES = ("queue", "batch", "compute", "encode", "wire")
 PERCENTILES = (0.5, 0.9, 0.99, 0.999, 0.9999)
 
 
@@ -80,7 +79,7 @@ USES = (
         "% of a core",
         "The busiest process of the generator. Above the line it may be the bottleneck, and the run does not count.",
         lambda run: 100 * run.generator_cpu,
-        80.0,
+        100 * CPU_LIMIT,
     ),
 )
 
@@ -280,7 +279,7 @@ def _errors(evidence: Evidence) -> Chart | None:
     told = []
     for point in shown:
         runs = point.runs
-        all_due = sum(due(run) for run in runs) or 1
+        all_due = sum(run.due for run in runs) or 1
         shares = {code: 100 * sum(run.errors.get(code, 0) for run in runs) / all_due for code in codes}
         groups.setdefault(point.backend, []).append(Bar(str(point.load), shares, f"{sum(shares.values()):.1f}%"))
         told.append(f"{point.backend} at {point.load} {sum(shares.values()):.1f}%")
@@ -416,7 +415,7 @@ def _left_out(shown: list[Point], found: list[Point]) -> str:
 
 def _ends(found: list[Point], figure_of: Callable[[Run], float | None], unit: str) -> str:
     """Say where each backend's line starts and ends."""
-    lines: dict[str, list[tuple[Load, float]]] = {}
+    lines: dict[str, list[tuple[OfferedLoad, float]]] = {}
     for point in repeated(found):
         if spread := point.spread(figure_of):
             lines.setdefault(point.backend, []).append((point.load, spread.median))

@@ -7,13 +7,12 @@ from typing import Self
 
 from loadtests.evidence import Evidence, Run
 
-UNSENT = "unsent"  # the code of what the generator could not send, since too much was in flight
 FAILED_SHARE = 0.01  # of what was due: above it, the latency of what was answered tells half of the story
 FEWEST_POINTS = 3  # that make a line
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Load:
+class OfferedLoad:
     """What was asked of the server: `amount` users of a closed loop, or requests a second of an open one."""
 
     loop: str
@@ -48,7 +47,7 @@ class Point:
     """One backend under one load: the runs that count, and those that do not."""
 
     backend: str
-    load: Load
+    load: OfferedLoad
     counted: tuple[Run, ...]
     rejected: tuple[Run, ...]
 
@@ -65,7 +64,7 @@ class Point:
     @property
     def failed_share(self) -> float:
         """What share of the requests that were due was not answered with 200, in the runs that count."""
-        all_due = sum(due(run) for run in self.counted)
+        all_due = sum(run.due for run in self.counted)
         return 1 - sum(run.answered for run in self.counted) / all_due if all_due else 0.0
 
 
@@ -76,20 +75,15 @@ def fault(run: Run) -> str | None:
     return f"{run.wrong} of {run.checked} checked replies were wrong" if run.wrong else None
 
 
-def due(run: Run) -> int:
-    """Return how many requests were due, whether the generator could send them or not."""
-    return run.sent + run.errors.get(UNSENT, 0)
-
-
-def load_of(run: Run) -> Load:
+def load_of(run: Run) -> OfferedLoad:
     """Return the load of a run."""
     amount = run.rate_per_s if run.loop == "open" else run.users
-    return Load(run.loop, float(amount or 0))
+    return OfferedLoad(run.loop, float(amount or 0))
 
 
 def points(evidence: Evidence, loop: str | None = None) -> list[Point]:
     """Return the points of one kind of loop, or of both, by load and then in the order of the backends."""
-    groups: dict[tuple[Load, str], list[Run]] = {}
+    groups: dict[tuple[OfferedLoad, str], list[Run]] = {}
     for run in evidence.runs:
         if loop in (None, run.loop):
             groups.setdefault((load_of(run), run.backend), []).append(run)
@@ -114,7 +108,7 @@ def repeated(found: Sequence[Point]) -> list[Point]:
     lines: dict[tuple[str, str], list[Point]] = {}
     for point in found:
         lines.setdefault((point.backend, point.load.loop), []).append(point)
-    kept: set[tuple[str, Load]] = set()
+    kept: set[tuple[str, OfferedLoad]] = set()
     for line in lines.values():
         most = max(len(point.runs) for point in line)
         often = [point for point in line if len(point.runs) == most]

@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from loadtests.evidence import Evidence, Knee
-from loadtests.report.points import Load, Spread, fault, number, points
+from loadtests.measuring.knee import WITHIN
+from loadtests.report.points import OfferedLoad, Spread, fault, number, points
 
-STEP = 0.05  # how closely the search for a knee looks
+STEP = WITHIN - 1  # how closely the search for a knee looks
 REASONS = 3  # that are told; the table of runs has all
 
 
@@ -72,7 +73,7 @@ def worth(evidence: Evidence) -> str:
     if "fused" not in evidence.backends or len(evidence.backends) < 2:
         return "Whether fusing pays was not measured: it takes fused and another backend."
     clauses, without = [], []
-    by_users: Load | None = None
+    by_users: OfferedLoad | None = None
     for other in evidence.backends:
         if other == "fused":
             continue
@@ -149,7 +150,7 @@ def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
     return Ratio(value, min([value, *extremes]), max([value, *extremes]), rounds)
 
 
-def throughput_ratio(evidence: Evidence, backend: str, other: str) -> tuple[Ratio, Load] | None:
+def throughput_ratio(evidence: Evidence, backend: str, other: str) -> tuple[Ratio, OfferedLoad] | None:
     """Compare the replies a second, round by round, at the most users at which both have rounds that count in common.
 
     None: there are no such users.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtests.evidence import Evidence, Run, read
+from loadtests.evidence import Evidence, read
 from tests.loadtests.tampering_proxy import tampering_proxy
 from tests.service.running_server import ROOT, RunningServer, Start, free_port
 
@@ -42,10 +42,6 @@ def compare(out: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         check=False,
         timeout=LIMIT_S,
     )
-
-
-def due(run: Run) -> int:
-    return run.sent + run.errors.get("unsent", 0)
 
 
 @contextmanager
@@ -105,7 +101,7 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
         assert run.server_cpu is not None
         assert (run.first_ms or 0) > 0
     pairs = zip(evidence.runs[::2], evidence.runs[1::2], strict=True)
-    assert all(due(a) == due(b) > 0 for a, b in pairs if a.loop == "open")
+    assert all(a.due == b.due > 0 for a, b in pairs if a.loop == "open")
     files = {"locust.html", "locust_stats.csv", "locust_failures.csv", "report.html"}
     assert {path.name for path in tmp_path.iterdir()} > files
     assert "100/s" in (tmp_path / "locust_stats.csv").read_text()
@@ -120,8 +116,8 @@ def test_a_server_is_started_searched_for_its_knee_by_two_processes_and_ended(ti
     evidence = read(tmp_path / "out" / "compare.json")
     assert evidence.model == "tiny"
     assert evidence.conditions["processes"] == 2
-    assert all(due(run) > 0 for run in evidence.runs)
-    assert all(due(run) - run.answered == sum(run.errors.values()) for run in evidence.runs)
+    assert all(run.due > 0 for run in evidence.runs)
+    assert all(run.due - run.answered == sum(run.errors.values()) for run in evidence.runs)
     (knee,) = evidence.knees
     if knee.rate_per_s is None:
         assert knee.note is not None
@@ -146,7 +142,7 @@ def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server:
     assert run.latency_ms.max > 300
     delayed = sum(count for bound, count in run.histogram if bound > 100)
     assert delayed > 30  # of the 120 that were due in 0.6 s; a closed loop would count one a user
-    assert due(run) > 300
+    assert run.due > 300
 
 
 def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: RunningServer, tmp_path: Path) -> None:

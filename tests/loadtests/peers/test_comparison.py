@@ -15,17 +15,28 @@ import numpy as np
 import pytest
 
 from docs import render
-from loadtests.peers.comparison import Cell, Comparison, Plan, Spread, answers, ratio, tree, under_load
+from loadtests.peers.comparison import (
+    Cell,
+    PeerComparison,
+    PeerPlan,
+    answers,
+    median_and_extremes,
+    ratio,
+    spread_of,
+    tree,
+    under_load,
+)
 from loadtests.peers.servers import OURS, SERVERS, Exchange, PeerError, Sample, Server, samples
-from loadtests.peers.wrk import Load, LoadError
+from loadtests.peers.wrk import LoadError, WrkResult
+from loadtests.report.points import Spread
 from loadtests.server_process import free_port
 
 ROOT = Path(__file__).parents[3]
 with_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 
 
-def load(requests_per_s: float) -> Load:
-    return Load(round(requests_per_s * 2), 2_000_000, 1000, 2000, 3000, 4000, {}, 0.5)
+def load(requests_per_s: float) -> WrkResult:
+    return WrkResult(round(requests_per_s * 2), 2_000_000, 1000, 2000, 3000, 4000, {}, 0.5)
 
 
 def cell(server: str, *rates: float | None, failure: str | None = None) -> Cell:
@@ -39,18 +50,18 @@ def digits() -> tuple[Sample, Sample]:
 
 
 def test_a_spread_is_the_median_and_the_extremes() -> None:
-    assert Spread.of([3.0, 1.0, 7.0]) == Spread(3.0, 1.0, 7.0)
-    assert Spread.of([]) is None
+    assert median_and_extremes(spread_of([3.0, 1.0, 7.0])) == {"median": 3.0, "min": 1.0, "max": 7.0}
+    assert median_and_extremes(spread_of([])) is None
 
 
 def test_a_ratio_is_taken_within_each_round() -> None:
     # Twice as fast in each round, while the host's speed drifts: a ratio of medians would say 1.
-    assert ratio(cell(OURS, 200, 2000, 20), cell("mosec", 100, 1000, 10)) == Spread(2.0, 2.0, 2.0)
-    assert ratio(cell(OURS, 100, 400), cell("mosec", 100, 100)) == Spread(2.5, 1.0, 4.0)
+    assert ratio(cell(OURS, 200, 2000, 20), cell("mosec", 100, 1000, 10)) == Spread.of([2.0, 2.0, 2.0])
+    assert ratio(cell(OURS, 100, 400), cell("mosec", 100, 100)) == Spread.of([1.0, 4.0])
 
 
 def test_a_round_that_one_of_the_two_lacks_has_no_ratio() -> None:
-    assert ratio(cell(OURS, 100, None, 300), cell("mosec", None, 10, 100)) == Spread(3.0, 3.0, 3.0)
+    assert ratio(cell(OURS, 100, None, 300), cell("mosec", None, 10, 100)) == Spread.of([3.0])
     assert ratio(cell(OURS, 100), cell("mosec", None, 10)) is None
 
 
@@ -75,8 +86,8 @@ def test_a_failed_cell_keeps_its_loads_and_tells_no_figures() -> None:
 
 
 def test_the_page_tells_figures_ratios_losses_and_failures(tmp_path: Path) -> None:
-    plan = Plan((OURS, "mosec", "bentoml"), ("digits",), ("json", "binary"), (8,), rounds=2, seconds=5, rows=1)
-    comparison = Comparison(plan, {}, tmp_path)
+    plan = PeerPlan((OURS, "mosec", "bentoml"), ("digits",), ("json", "binary"), (8,), rounds=2, seconds=5, rows=1)
+    comparison = PeerComparison(plan, {}, tmp_path)
     for wire in plan.wires:
         comparison.cells[OURS, "digits", wire, 8].loads = {0: load(100), 1: load(300)}
         comparison.cells["mosec", "digits", wire, 8].loads = {0: load(200), 1: load(200)}
@@ -150,8 +161,8 @@ def test_a_server_that_does_not_start_is_reported_and_is_not_tried_again(
     tmp_path: Path, digits: tuple[Sample, Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(SERVERS, "broken", Server("broken", "nothing", sys.executable, "loadtests.peers.nothing"))
-    plan = Plan(("broken",), ("digits",), ("json",), (1, 2), rounds=2, seconds=1, rows=3)
-    comparison = Comparison(plan, {"digits": digits}, tmp_path / "logs")
+    plan = PeerPlan(("broken",), ("digits",), ("json",), (1, 2), rounds=2, seconds=1, rows=3)
+    comparison = PeerComparison(plan, {"digits": digits}, tmp_path / "logs")
     assert len(list(comparison.run())) == 2
     (reason,) = {each.failure for each in comparison.failures}
     assert reason is not None

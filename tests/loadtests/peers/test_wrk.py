@@ -15,7 +15,7 @@ COUNTS = (
     '{"timeout": 0, "p99_us": 900, "requests": 5000, "connect": 0, "p50_us": 100, "read": 0, "duration_us": 2000000, '
     '"max_us": 1500, "write": 0, "p90_us": 300, "status": 0}'
 )
-LOAD = wrk.Load(5000, 2000000, 100, 300, 900, 1500, {}, 0.25)
+LOAD = wrk.WrkResult(5000, 2000000, 100, 300, 900, 1500, {}, 0.25)
 installed = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
 
 

@@ -6,9 +6,8 @@ import pytest
 
 from loadtests.evidence import Evidence
 from loadtests.report.points import (
-    Load,
+    OfferedLoad,
     Spread,
-    due,
     fault,
     held,
     mean_batch_rows,
@@ -52,15 +51,15 @@ def test_the_mean_batch_is_that_of_the_mean_request() -> None:
     assert mean_batch_rows(run) == 13 / 4
 
 
-def loads(evidence: Evidence) -> dict[str, Load]:
+def loads(evidence: Evidence) -> dict[str, OfferedLoad]:
     return {name: point.load for name, point in held(evidence).items()}
 
 
 def test_backends_are_told_apart_at_the_highest_rate_that_all_of_them_hold() -> None:
     evidence = made_evidence.compared()
-    assert set(loads(evidence).values()) == {Load("open", 400.0)}
-    assert set(loads(replace(evidence, objective_ms=15.0)).values()) == {Load("open", 100.0)}
-    assert set(loads(replace(evidence, objective_ms=1.0)).values()) == {Load("closed", 16.0)}
+    assert set(loads(evidence).values()) == {OfferedLoad("open", 400.0)}
+    assert set(loads(replace(evidence, objective_ms=15.0)).values()) == {OfferedLoad("open", 100.0)}
+    assert set(loads(replace(evidence, objective_ms=1.0)).values()) == {OfferedLoad("closed", 16.0)}
     assert held(made_evidence.invalid()) == {}
 
 
@@ -70,7 +69,7 @@ def test_a_rate_of_which_one_backend_has_no_run_that_counts_is_not_common() -> N
         replace(run, invalid="late") if (run.backend, run.rate_per_s) == ("fused", 400.0) else run
         for run in evidence.runs
     ]
-    assert set(loads(replace(evidence, runs=runs)).values()) == {Load("open", 300.0)}
+    assert set(loads(replace(evidence, runs=runs)).values()) == {OfferedLoad("open", 300.0)}
 
 
 def test_where_no_rate_is_common_each_backend_is_shown_at_its_own_highest() -> None:
@@ -91,7 +90,7 @@ def test_rates_that_the_search_tried_once_are_in_no_line() -> None:
 def test_what_could_not_be_sent_was_due_as_well() -> None:
     evidence = made_evidence.compared(rounds=1)
     run = replace(evidence.runs[0], sent=80, answered=60, errors={"overloaded": 20, "unsent": 20})
-    assert due(run) == 100
+    assert run.due == 100
     assert points(replace(evidence, runs=[run]))[0].failed_share == pytest.approx(0.4)
 
 
