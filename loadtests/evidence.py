@@ -1,7 +1,7 @@
 """What a comparison under load leaves behind: one JSON document, written by `compare` and read by the report.
 
-A document holds measurements only; what is said of them (knees, sentences, plots) is derived from it, so that it can be
-derived again.
+A document holds what was measured: the runs, and the knees that the search found between them. Sentences and plots are
+derived from it, so that they can be derived again.
 """
 
 import json
@@ -77,7 +77,7 @@ class Run:
     server_cpu: float | None  # cores in use, by all of the server's processes; None: it runs elsewhere
     server_gpu: float | None  # share of the time in use; None: there is none, or it cannot be read
     generator_cpu: float  # share of one core in use by the busiest generator process
-    late_p99_ms: float | None  # how long after its intended start a request left; of an open loop
+    late_p99_ms: float | None  # how long after its intended start a request left, or was given up; of an open loop
     invalid: str | None  # why the run says nothing about the server; None: it does
 
     @property

@@ -1,4 +1,4 @@
-"""Sends requests over a pool of connections, and tells locust's event stream what came of each."""
+"""Sends requests over a pool of connections, and says what came of each."""
 
 import time
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ IDLE_LIMIT_S = 5.0  # a connection unused for longer is not used again: the serv
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one request; travels in the `context` of locust's event."""
+    """What came of one request; the driver puts it into the `context` of locust's event."""
 
     due_s: float  # perf_counter's; in a closed loop when it was sent
     latency_ms: float

@@ -31,7 +31,7 @@ class Tally:
     sent: int = 0
     latencies_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of those answered with 200
     moments_s: "array[float]" = field(default_factory=lambda: array("d"))  # of each: when it was due, from the start
-    lates_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of all that were sent in an open loop
+    lates_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of an open loop, the unsent among them
     refusals_ms: "array[float]" = field(default_factory=lambda: array("d"))  # of those answered with another status
     stages_ms: list[float] = field(default_factory=lambda: [0.0] * len(SERVER_STAGES))  # sums
     batch_rows: Counter[str] = field(default_factory=Counter)

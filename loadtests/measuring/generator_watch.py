@@ -10,7 +10,7 @@ LATE_FLOOR_MS = 1.0
 
 
 def late_p99_ms(tally: Tally) -> float | None:
-    """Return how late requests left, of an open loop."""
+    """Return how late requests left, or were given up, of an open loop."""
     return float(np.percentile(tally.lates_ms, 99)) if tally.lates_ms else None
 
 
