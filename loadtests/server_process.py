@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -56,13 +57,13 @@ class ServerProcess:
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
         self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, process_group=0)
         self.pid = self._process.pid
-        limit = time.monotonic() + START_LIMIT_S
+        limit, told = time.monotonic() + START_LIMIT_S, shlex.join(self._command)
         while not self._is_ready():
             if self._process.poll() is not None:
-                raise ServerStartError(f"{self._command}: ended with {self._process.returncode} before it was ready")
+                raise ServerStartError(f"{told}: ended with {self._process.returncode} before it was ready")
             if time.monotonic() > limit:
                 self.__exit__()
-                raise ServerStartError(f"{self._command}: not ready after {START_LIMIT_S:g} s")
+                raise ServerStartError(f"{told}: not ready after {START_LIMIT_S:g} s")
             time.sleep(0.05)
         return self
 

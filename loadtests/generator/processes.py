@@ -4,11 +4,11 @@ import csv
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
 import gevent
-import gevent.event
 from locust.html import get_html_report
 from locust.runners import MasterRunner
 from locust.stats import PERCENTILES_TO_REPORT, StatsCSV, stats_history
@@ -41,7 +41,6 @@ class Generator:
         self._bind = bind
         self._workers: list[subprocess.Popen[bytes]] = []
         self._told: list[list[Tally]] = []
-        self._all_told = gevent.event.Event()
 
     def __enter__(self) -> Self:
         """Start the processes.
@@ -81,11 +80,10 @@ class Generator:
         if not isinstance(runner, MasterRunner):
             return self._driver.drive(load)
         self._told.clear()
-        self._all_told.clear()
         for index, worker in enumerate(sorted(runner.clients)):
             share = load.share(index, self.count)
             runner.send_message("load", {"target": self.target.message(), "load": share.message()}, worker)
-        self._wait(self._all_told.is_set, load.warm_up_s + load.seconds + GRACE_S, "an answer from every worker")
+        self._wait(lambda: len(self._told), load.warm_up_s + load.seconds + GRACE_S, "answers of workers")
         kinds = [Tally(backend, rows) for backend, rows in load.kinds]
         for tallies in self._told:
             for kind, tally in zip(kinds, tallies, strict=True):
@@ -116,19 +114,17 @@ class Generator:
             print(
                 f"waiting for {self.count - self._processes} workers: python -m loadtests worker --master HOST:{port}"
             )
-        self._wait(lambda: runner.worker_count >= self.count, CONNECT_LIMIT_S, f"{self.count} workers")
+        self._wait(lambda: int(runner.worker_count), CONNECT_LIMIT_S, "workers")
 
     def _hear(self, msg: Any, **_: object) -> None:
         self._told.append([Tally.of_message(each) for each in msg.data])
-        if len(self._told) == self.count:
-            self._all_told.set()
 
-    def _wait(self, condition: Any, seconds: float, what: str) -> None:
+    def _wait(self, counted: Callable[[], int], seconds: float, what: str) -> None:
         limit_s = time.monotonic() + seconds
-        while not condition():
+        while (count := counted()) < self.count:
             ended = [worker.returncode for worker in self._workers if worker.poll() is not None]
             if ended:
                 raise GeneratorError(f"a generator process ended with {ended[0]}; its last lines stand above")
             if time.monotonic() > limit_s:
-                raise GeneratorError(f"expected {what} within {seconds:g} s, got none")
+                raise GeneratorError(f"expected {self.count} {what} within {seconds:g} s, got {count}")
             gevent.sleep(0.02)

@@ -119,7 +119,7 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
     """
     backends = names(options.backends)
     if not backends:
-        raise LoadTestError("--backends: expected at least one name")
+        raise LoadTestError(f"--backends: expected at least one name, got {options.backends!r}")
     if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
         raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")
     if options.remote_workers and options.url is None:

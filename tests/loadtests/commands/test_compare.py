@@ -166,13 +166,14 @@ def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: Runn
     ("arguments", "message"),
     [
         (("--backends", "fused,nope"), "--backends: the server has eager, compiled, fused ready, not nope"),
+        (("--backends", ","), "--backends: expected at least one name, got ','"),
         (("nope",), "no model 'nope' here"),
         (("--rows", "5000"), "backend eager, 5000 rows: 413 too_large"),
         (("--server-pid", "99999999"), "--server-pid: there is no process 99999999"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
         (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
     ],
-    ids=["backend", "model", "rows", "pid", "url", "users"],
+    ids=["backend", "no backend", "model", "rows", "pid", "url", "users"],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str
