@@ -131,9 +131,14 @@ class Evidence:
 
     def write(self, path: Path) -> None:
         """Write the document, whole or not at all."""
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        part.replace(path)
+        write(path, asdict(self))
+
+
+def write(path: Path, document: dict[str, Any]) -> None:
+    """Write a document as JSON, whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(document, indent=1) + "\n")
+    part.replace(path)
 
 
 class EvidenceError(LoadTestError):

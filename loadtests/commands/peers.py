@@ -1,7 +1,6 @@
 """`peers`: this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec, under the same load."""
 
 import argparse
-import json
 import signal
 import sys
 from pathlib import Path
@@ -9,7 +8,8 @@ from typing import Any
 
 from tqdm import tqdm
 
-from loadtests.conditions import ROOT, conditions
+from loadtests import evidence
+from loadtests.conditions import ROOT, conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.inference import WIRES
 from loadtests.peers import wrk
@@ -51,11 +51,11 @@ def run(options: argparse.Namespace) -> int:
         "load": "closed loop, wrk on the cores of the servers",
     }
 
+    command = recorded(sys.argv[1:])
+
     def write(ended_early: str | None) -> None:
-        document: dict[str, Any] = {"peers": comparison.document(), "conditions": surroundings}
-        part = options.json.with_suffix(".part")
-        part.write_text(json.dumps(document | {"ended_early": ended_early}, indent=1) + "\n")
-        part.replace(options.json)
+        document = {"peers": comparison.document(), "conditions": surroundings, "command": command}
+        evidence.write(options.json, document | {"ended_early": ended_early})
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     starts = plan.rounds * len(comparison.starts)

@@ -1,13 +1,14 @@
 """`scenario`: a named load with an objective; status 0 where it was kept to, 1 where it was not."""
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from loadtests.conditions import conditions
+from loadtests import evidence
+from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
 from loadtests.generator.load import Load
@@ -67,9 +68,22 @@ def run(options: argparse.Namespace) -> int:
     scenario = SCENARIOS[options.name]
     seconds = options.seconds or scenario.seconds
     runs: list[Run] = []
-    document: dict[str, Any] = {"scenario": options.name, "conditions": conditions()}
+    document: dict[str, Any] = {
+        "scenario": options.name,
+        "conditions": conditions() | {"dtype": options.dtype},
+        "rows": options.rows,
+        "wire": options.wire,
+        "seconds": seconds,
+        "users": options.users if options.rate is None else None,  # at the peak
+        "rate_per_s": options.rate,  # the same of an open loop
+        "objective_ms": options.objective_ms,
+        "seed": options.seed,
+        "command": recorded(sys.argv[1:]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     fault, verdicts = None, []
     with session.session(options, runs.append) as ready:
+        document |= {"model": ready.target.model, "backends": ready.backends}
         kinds = scenario.kinds(list(ready.backends), options.rows)
         load = Load(
             kinds=kinds,
@@ -102,7 +116,7 @@ def run(options: argparse.Namespace) -> int:
     document |= {"runs": [asdict(each) for each in runs], "verdicts": [asdict(each) for each in verdicts]}
     document["ended_early"] = fault
     path: Path = options.out / DOCUMENT
-    path.write_text(json.dumps(document, indent=1) + "\n")
+    evidence.write(path, document)
     for file in (path, *written):
         print(file)
     if fault is not None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from tests.service.running_server import ROOT, RunningServer
 pytestmark = pytest.mark.slow  # a real server under load
 
 
+def ends(out: Path, server: RunningServer) -> list[str]:
+    return ["--out", str(out), "--url", server.url, "--server-pid", str(server.process.pid)]
+
+
 def scenario(out: Path, server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtests", "scenario", *arguments, "--out", str(out)]
-    command += ["--url", server.url, "--server-pid", str(server.process.pid)]
+    command = [sys.executable, "-m", "loadtests", "scenario", *arguments, *ends(out, server)]
     return subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=LIMIT_S
     )
@@ -32,6 +36,12 @@ def test_an_objective_that_is_kept_to_passes(server: RunningServer, tmp_path: Pa
     assert done.returncode == 0, done.stdout + done.stderr
     assert set(verdicts(tmp_path)) == {"p99", "errors", "generator at its limit", "memory growth"}
     assert done.stdout.count(" pass\n") == 4
+    document = json.loads((tmp_path / "scenario.json").read_text())
+    assert document["command"] == ["python", "-m", "loadtests", "scenario", "soak", *flags, *ends(tmp_path, server)]
+    assert (document["seed"], document["users"], document["rate_per_s"]) == (0, 2, None)
+    assert (document["objective_ms"], document["seconds"], document["model"]) == (5000, 1, "digits")
+    assert datetime.fromisoformat(document["started"]) <= datetime.now(UTC)
+    assert not list(tmp_path.glob("*.part"))
     assert (tmp_path / "locust.html").stat().st_size > 0
 
 

@@ -277,5 +277,6 @@ def test_a_comparison_writes_figures_conditions_and_ratios(tmp_path: Path) -> No
     assert all(each["memory_mib"]["median"] > 10 for each in document["peers"]["starts"])
     assert document["conditions"]["servers"]["litserve"].startswith("stock LitServe 0.")
     assert {"processor", "cores", "commit", "wrk", "backend", "threads"} <= set(document["conditions"])
+    assert document["command"][:6] == ["python", "-m", "loadtests", "peers", "--servers", "ours,litserve"]
     assert document["ended_early"] is None
     assert "ours / theirs" in done.stdout
