@@ -1,13 +1,16 @@
 """What the server uses while it is under load: CPU and memory of all its processes, and the GPU."""
 
 import contextlib
+import functools
+import sys
 import time
-from importlib.util import find_spec
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import gevent
 import psutil
+import pynvml
 
 SAMPLE_EVERY_S = 0.25
 
@@ -71,15 +74,22 @@ class ServerWatch:
             gevent.sleep(SAMPLE_EVERY_S)
 
 
-def gpu_reader() -> Any:
-    """Return what reads the share of the time that the busiest GPU is in use; None where none can be read."""
-    if find_spec("pynvml") is None:
-        return None
-    import pynvml
+@functools.cache
+def gpu_reader() -> Callable[[], float] | None:
+    """Return what reads the share of the time that the busiest GPU is in use.
 
+    None where there is no NVIDIA GPU, and where none can be read, which is said on stderr, once a process.
+    """
     try:
         pynvml.nvmlInit()
         devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError:
+        for each in devices:
+            pynvml.nvmlDeviceGetUtilizationRates(each)
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
-    return lambda: max(pynvml.nvmlDeviceGetUtilizationRates(each).gpu for each in devices) / 100
+    except pynvml.NVMLError as error:
+        print(f"GPU use is not watched: {error}", file=sys.stderr)
+        return None
+    if not devices:
+        return None
+    return lambda: max(float(pynvml.nvmlDeviceGetUtilizationRates(each).gpu) for each in devices) / 100
