@@ -7,7 +7,6 @@ so that the backends are compared in one run; `--tags fused`, `--backend fused` 
 to `--users` of them within `--run-time`; `python -m loadtests scenario` holds the same to an objective.
 """
 
-import argparse
 import logging
 import sys
 from typing import Any, ClassVar
@@ -22,6 +21,7 @@ from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
 from loadtests.errors import LoadTestError
+from loadtests.flags import whole
 from loadtests.generator import shape
 from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.locust_statistics import refine
@@ -38,17 +38,6 @@ class SetupError(LoadTestError):
     """The server is not there, or does not have what is to be measured."""
 
 
-def positive(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return number
-
-
 @events.init_command_line_parser.add_listener
 def add_flags(parser: LocustArgumentParser) -> None:
     """Add this file's flags to locust's own."""
@@ -63,7 +52,7 @@ def add_flags(parser: LocustArgumentParser) -> None:
         "--scenario", choices=list(PROFILES), default=None, include_in_web_ui=False, help="how users come and go"
     )
     parser.add_argument("--model", default="digits", help="the served model's name")
-    parser.add_argument("--rows", type=positive, default=1, help="rows in each request")
+    parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
     parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
     parser.add_argument("--key", default="", env_var="MLP_API_KEY", is_secret=True, help="the server's key")
 

@@ -3,11 +3,11 @@
 import argparse
 import sys
 from datetime import UTC, datetime
-from typing import Any
 
 from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import DOCUMENT, Evidence, Run
+from loadtests.flags import numbers, positive, whole
 from loadtests.measuring import session
 from loadtests.measuring.comparison import Comparison, Plan
 from loadtests.measuring.expected import WrongAnswerError
@@ -19,24 +19,15 @@ WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     session.add_arguments(parser)
-    parser.add_argument("--users", type=numbers(session.whole), default=[1, 4, 16], help="of the closed loop")
+    parser.add_argument("--users", type=numbers(whole), default=[1, 4, 16], help="of the closed loop")
     parser.add_argument(
         "--rates",
-        type=lambda text: None if text == "auto" else numbers(session.positive)(text),
+        type=lambda text: None if text == "auto" else numbers(positive)(text),
         default=None,
         help="requests a second of the open loop; auto: shares of each backend's knee, and beyond it",
     )
     parser.add_argument("--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds")
-    parser.add_argument("--rounds", type=session.whole, default=3, help="of each run")
-
-
-def numbers(parse: Any) -> Any:
-    """Return what parses a comma-separated list."""
-
-    def parse_all(text: str) -> list[Any]:
-        return [parse(each) for each in text.split(",")]
-
-    return parse_all
+    parser.add_argument("--rounds", type=whole, default=3, help="of each run")
 
 
 def run(options: argparse.Namespace) -> int:

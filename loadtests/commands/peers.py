@@ -11,6 +11,7 @@ from tqdm import tqdm
 from loadtests import evidence
 from loadtests.conditions import ROOT, conditions, recorded
 from loadtests.errors import LoadTestError
+from loadtests.flags import names, numbers, some_of, whole
 from loadtests.inference import WIRES
 from loadtests.peers import wrk
 from loadtests.peers.comparison import PeerComparison, PeerPlan
@@ -21,13 +22,17 @@ LOGS = ROOT / "out/peers"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("--servers", default=",".join(SERVERS), help="comma-separated")
-    parser.add_argument("--models", default="digits,geglu-768", help="one that costs nothing, and one that does")
-    parser.add_argument("--wires", default=",".join(WIRES), help="comma-separated")
-    parser.add_argument("--connections", default="1,8,32,128", help="of the closed loop, comma-separated")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each server is started and loaded")
-    parser.add_argument("--seconds", type=int, default=5, help="of each load, after a second of warm-up")
-    parser.add_argument("--rows", type=int, default=1, help="rows in each request")
+    parser.add_argument("--servers", type=some_of(tuple(SERVERS)), default=",".join(SERVERS), help="comma-separated")
+    parser.add_argument(
+        "--models", type=names, default="digits,geglu-768", help="one that costs nothing, and one that does"
+    )
+    parser.add_argument("--wires", type=some_of(WIRES), default=",".join(WIRES), help="comma-separated")
+    parser.add_argument(
+        "--connections", type=numbers(whole), default="1,8,32,128", help="of the closed loop, comma-separated"
+    )
+    parser.add_argument("--rounds", type=whole, default=3, help="how often each server is started and loaded")
+    parser.add_argument("--seconds", type=whole, default=5, help="of each load, after a second of warm-up")
+    parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
     parser.add_argument("--logs", type=Path, default=LOGS, help="directory for what servers wrote that failed")
     parser.add_argument("--json", type=Path, required=True, help="file to write the result to")
 
@@ -38,7 +43,15 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         LoadTestError, OSError: nothing could be measured or written.
     """
-    plan = planned(options)
+    plan = PeerPlan(
+        servers=tuple(options.servers),
+        models=tuple(options.models),
+        wires=tuple(options.wires),
+        connections=tuple(options.connections),
+        rounds=options.rounds,
+        seconds=options.seconds,
+        rows=options.rows,
+    )
     if not options.json.parent.is_dir():
         raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
     generator = wrk.version()
@@ -74,41 +87,6 @@ def run(options: argparse.Namespace) -> int:
         where = f"{cell.server}, {cell.model}, {cell.wire}, {cell.connections} connections"
         print(f"error: {where}: {cell.failure}", file=sys.stderr)
     return status or int(bool(comparison.failures))
-
-
-def planned(options: argparse.Namespace) -> PeerPlan:
-    """Read the flags.
-
-    Raises:
-        LoadTestError: a value is none that can be measured.
-    """
-    for name in ("rounds", "seconds", "rows"):
-        if getattr(options, name) < 1:
-            raise LoadTestError(f"--{name}: expected a whole number of at least 1, got {getattr(options, name)}")
-    servers, wires = (
-        chosen(flag, getattr(options, flag), known) for flag, known in (("servers", tuple(SERVERS)), ("wires", WIRES))
-    )
-    try:
-        connections = tuple(dict.fromkeys(int(each) for each in options.connections.split(",")))
-    except ValueError:
-        connections = (0,)
-    if min(connections) < 1:
-        raise LoadTestError(f"--connections: expected whole numbers of at least 1, got {options.connections!r}")
-    models = tuple(dict.fromkeys(options.models.split(",")))
-    return PeerPlan(servers, models, wires, connections, options.rounds, options.seconds, options.rows)
-
-
-def chosen(flag: str, text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names in a comma-separated list.
-
-    Raises:
-        LoadTestError: one is not known.
-    """
-    names = tuple(dict.fromkeys(text.split(",")))
-    for name in names:
-        if name not in known:
-            raise LoadTestError(f"--{flag}: expected some of {', '.join(known)}, got {name!r}")
-    return names
 
 
 def lines(document: dict[str, Any]) -> list[str]:

@@ -11,6 +11,7 @@ from loadtests import evidence
 from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
+from loadtests.flags import positive, share, whole
 from loadtests.generator.load import Load
 from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.shape import ProfileShape
@@ -31,30 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     session.add_arguments(parser)
     parser.set_defaults(backends="fused,compiled,eager", seconds=None)
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--users", type=session.whole, default=16, help="at the peak, each sending without a pause")
-    load.add_argument("--rate", type=session.positive, help="requests a second at the peak, in an open loop instead")
+    load.add_argument("--users", type=whole, default=16, help="at the peak, each sending without a pause")
+    load.add_argument("--rate", type=positive, help="requests a second at the peak, in an open loop instead")
     parser.add_argument("--max-errors", type=share, default=0.0, help="share of requests that may fail")
-    parser.add_argument(
-        "--min-goodput", type=session.positive, help="requests a second within --objective-ms, at least"
-    )
+    parser.add_argument("--min-goodput", type=positive, help="requests a second within --objective-ms, at least")
     parser.add_argument("--max-memory-growth", type=share, default=0.1, help="of soak and overload, a share")
-    parser.add_argument(
-        "--max-p99-ratio", type=session.positive, default=2.0, help="of overload, to the p99 at capacity"
-    )
+    parser.add_argument("--max-p99-ratio", type=positive, default=2.0, help="of overload, to the p99 at capacity")
     parser.add_argument("--min-goodput-share", type=share, default=0.9, help="of overload, of the capacity")
-    parser.add_argument("--max-refusal-ms", type=session.positive, help="of overload: p99 of how soon it refuses")
-    parser.add_argument("--max-recovery-s", type=session.positive, default=1.0, help="of overload")
-
-
-def share(text: str) -> float:
-    """Parse a number from 0 to 1."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
-    return number
+    parser.add_argument("--max-refusal-ms", type=positive, help="of overload: p99 of how soon it refuses")
+    parser.add_argument("--max-recovery-s", type=positive, default=1.0, help="of overload")
 
 
 def run(options: argparse.Namespace) -> int:

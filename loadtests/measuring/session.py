@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ import psutil
 from loadtests.connection import headers_of, status_of
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
+from loadtests.flags import names, positive, whole
 from loadtests.generator.processes import Generator
 from loadtests.generator.target import Target, TargetError, address, payloads
 from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
@@ -42,44 +44,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="a running server that has the model; without it one is started and ended")
     parser.add_argument("--server-pid", type=int, help="the process of --url's server, where it runs on this host")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
-    parser.add_argument("--backends", default="eager,compiled,fused", help="comma-separated")
+    parser.add_argument("--backends", type=names, default="eager,compiled,fused", help="comma-separated")
     parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
     parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
     parser.add_argument("--objective-ms", type=positive, default=50.0, help="what the p99 has to stay within")
     parser.add_argument("--seconds", type=positive, default=5.0, help="measured in each run")
     parser.add_argument("--warm-up-s", type=positive, default=1.0, help="of each run, before that")
-    parser.add_argument("--seed", type=int, default=0, help="of rows and arrivals")
+    parser.add_argument("--seed", type=partial(whole, least=0), default=0, help="of rows and arrivals")
     parser.add_argument("--max-in-flight", type=whole, default=512, help="most unanswered requests of an open loop")
     parser.add_argument("--processes", type=whole, default=1, help="that make load on this host")
-    parser.add_argument("--remote-workers", type=int, default=0, help="that make load elsewhere; they are waited for")
+    parser.add_argument(
+        "--remote-workers",
+        type=partial(whole, least=0),
+        default=0,
+        help="that make it elsewhere; they are waited for",
+    )
     parser.add_argument("--bind", default="127.0.0.1", help="address that remote workers connect to")
     parser.add_argument(
         "--key", default=os.environ.get("MLP_API_KEY", ""), help="the server's key; better set as MLP_API_KEY"
     )
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
-
-
-def whole(text: str) -> int:
-    """Parse a whole number of at least 1."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
-    return int(text)
-
-
-def positive(text: str) -> float:
-    """Parse a number above 0."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
-    return number
-
-
-def names(text: str) -> list[str]:
-    """Return the names of a comma-separated list, each once."""
-    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
 
 
 def make_directory(path: Path) -> None:
@@ -117,9 +101,6 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
     Raises:
         LoadTestError, OSError: something is not there, or does not answer as it has to.
     """
-    backends = names(options.backends)
-    if not backends:
-        raise LoadTestError(f"--backends: expected at least one name, got {options.backends!r}")
     if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
         raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")
     if options.remote_workers and options.url is None:
@@ -128,14 +109,14 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
         if options.url is None:
             model, pid = served_name(options.model), None
             flags = ["--model", options.model, "--dtype", options.dtype, *options.service_flags]
-            flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *backends]))]
+            flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *options.backends]))]
             server = stack.enter_context(ServerProcess.service(*flags))
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
             (host, port), pid = address(options.url), options.server_pid
             model = served_name(options.model) if Path(options.model).is_dir() else options.model
         target, ready = inspect(host, port, model, options.wire, options.seed, options.key)
-        wanted = chosen(backends, ready)
+        wanted = chosen(options.backends, ready)
         chosen([REFERENCE], ready)  # the expected rows come from it
         first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}
         expected = expected_rows(target, options.dtype)

@@ -39,7 +39,7 @@ def test_a_flag_is_written_in_full_so_that_no_key_is_taken_for_something_else(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("overhead", "--requests", "5"), "--requests: expected at least 100, got 5"),
+        (("overhead", "--requests", "5"), "--requests: expected a whole number of at least 100, got '5'"),
         (("overhead", "--json", "/nowhere/at/all.json"), "--json /nowhere/at/all.json"),
         (("nothing",), "invalid choice: 'nothing'"),
     ],
