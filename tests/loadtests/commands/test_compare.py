@@ -62,6 +62,16 @@ def comparing(out: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def wait_for_requests(server: RunningServer) -> None:
+    """Return when so many more were answered by fused that the warm-up, 20 of them, is over."""
+
+    def answered() -> float:
+        return server.metric("mlp_requests_total", backend="fused", status="200")
+
+    before = answered()
+    server.wait_until(lambda: answered() >= before + 60)
+
+
 def refused(done: subprocess.CompletedProcess[str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
@@ -131,7 +141,7 @@ def test_a_server_is_started_searched_for_its_knee_by_two_processes_and_ended(ti
 def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
     with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "2", "--warm-up-s", "0.1") as process:
-        time.sleep(0.5)  # the closed loop's run is kept: the open loop is under way
+        wait_for_requests(server)  # the closed loop's run is kept: these are the open loop's
         with server.stopped("worker"):
             time.sleep(0.6)
         _, errors = process.communicate(timeout=LIMIT_S)
@@ -148,7 +158,7 @@ def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server:
 def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
     with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "2", "--warm-up-s", "0.1") as process:
-        time.sleep(0.5)  # the open loop is under way
+        wait_for_requests(server)
         process.send_signal(signal.SIGSTOP)
         time.sleep(0.6)
         process.send_signal(signal.SIGCONT)

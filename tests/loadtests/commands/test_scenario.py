@@ -26,6 +26,16 @@ def scenario(out: Path, server: RunningServer, *arguments: str) -> subprocess.Co
     )
 
 
+def passed(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, bool]:
+    """Whether each objective was kept to; a host that is busy may bring the generator to its limit."""
+    lines = [line for line in done.stdout.splitlines() if line.endswith(("  pass", "  FAIL"))]
+    found = {
+        what: next(line for line in lines if line.startswith(f"{what}  ")).endswith("pass") for what in verdicts(out)
+    }
+    assert done.returncode == (0 if all(found.values()) else 1), done.stdout + done.stderr
+    return {what: has_passed for what, has_passed in found.items() if what != "generator at its limit"}
+
+
 def verdicts(out: Path) -> dict[str, dict[str, Any]]:
     return {each["what"]: each for each in json.loads((out / "scenario.json").read_text())["verdicts"]}
 
@@ -33,9 +43,8 @@ def verdicts(out: Path) -> dict[str, dict[str, Any]]:
 def test_an_objective_that_is_kept_to_passes(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--seconds", "1", "--users", "2", "--objective-ms", "5000", "--max-memory-growth", "1")
     done = scenario(tmp_path, server, "soak", *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert set(verdicts(tmp_path)) == {"p99", "errors", "generator at its limit", "memory growth"}
-    assert done.stdout.count(" pass\n") == 4
+    assert passed(done, tmp_path) == {"p99": True, "errors": True, "memory growth": True}
+    assert "generator at its limit" in verdicts(tmp_path)
     document = json.loads((tmp_path / "scenario.json").read_text())
     assert document["command"] == ["python", "-m", "loadtests", "scenario", "soak", *flags, *ends(tmp_path, server)]
     assert (document["seed"], document["users"], document["rate_per_s"]) == (0, 2, None)
@@ -48,21 +57,21 @@ def test_an_objective_that_is_kept_to_passes(server: RunningServer, tmp_path: Pa
 def test_an_objective_that_is_missed_fails(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--seconds", "1", "--rate", "50", "--objective-ms", "0.001", "--min-goodput", "1")
     done = scenario(tmp_path, server, "steady", *flags)
+    assert passed(done, tmp_path) | {"errors": True} == {"p99": False, "errors": True, "goodput": False}
     assert done.returncode == 1
-    assert {line.split()[0] for line in done.stdout.splitlines() if line.endswith("FAIL")} >= {"p99", "goodput"}
 
 
 def test_a_spike_of_arrivals_brings_a_fifth_before_and_after(server: RunningServer, tmp_path: Path) -> None:
     done = scenario(tmp_path, server, "spike", "--seconds", "2", "--rate", "200", "--objective-ms", "5000")
+    passed(done, tmp_path)
     (run,) = json.loads((tmp_path / "scenario.json").read_text())["runs"]
-    assert done.returncode in (0, 1), done.stderr
     assert run["sent"] == pytest.approx(2 * 200 * (0.2 + 0.8 * 0.2), rel=0.3)
 
 
 def test_users_of_a_shape_come_and_go_in_every_process(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--seconds", "1", "--users", "4", "--objective-ms", "5000", "--processes", "2")
     done = scenario(tmp_path, server, "ramp", *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert passed(done, tmp_path) == {"p99": True, "errors": True}
 
 
 @pytest.mark.parametrize(
@@ -77,21 +86,19 @@ def test_requests_of_every_kind_share_one_stream(
 ) -> None:
     flags = ("--seconds", "1", "--users", "3", "--rows", "2", "--backends", "fused,eager", "--objective-ms", "5000")
     done = scenario(tmp_path, server, name, *flags)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {what for what in verdicts(tmp_path) if what.startswith("p99 of")} == {f"p99 of {kind}" for kind in kinds}
+    found = passed(done, tmp_path)
+    assert found == {"p99": True, "errors": True} | {f"p99 of {kind}": True for kind in kinds}
 
 
 def test_an_overload_is_three_times_what_the_server_answers(server: RunningServer, tmp_path: Path) -> None:
     done = scenario(tmp_path, server, "overload", "--seconds", "1", "--rows", "512", "--wire", "binary")
-    assert done.returncode in (0, 1), done.stderr
+    assert set(passed(done, tmp_path)) == {"p99 of what was accepted", "goodput", "recovery", "memory growth"}
     found = json.loads((tmp_path / "scenario.json").read_text())["overload"]
     assert found["offered_per_s"] == pytest.approx(3 * found["capacity_per_s"])
     assert found["refused"] > 0
     assert found["refusal_p50_ms"] <= found["refusal_p99_ms"]
     assert found["recovery_s"] > 0
     assert found["memory_growth"] is not None
-    assert {"p99 of what was accepted", "goodput", "recovery", "memory growth"} <= set(verdicts(tmp_path))
-    assert ("FAIL" in done.stdout) == (done.returncode == 1)
 
 
 @pytest.mark.parametrize(
