@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from models.engine import BackendStatus
 from models.errors import BackendUnavailableError
 from service.dispatch import MAX_SHADOWS, Dispatcher, Result, WorkerLink
 from service.errors import OverloadedError, RemoteError
@@ -39,7 +40,9 @@ class Rollout:
         self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, MAX_QUEUE_ROWS, 30.0, self.metrics)
         self.link: WorkerLink
         self._transport: NullTransport
-        self.link, self._transport = connected(self.dispatcher, BACKENDS)
+        self.link, self._transport = connected(
+            self.dispatcher, dict.fromkeys(BACKENDS, BackendStatus("onednn", "ready"))
+        )
         self.guard = Guard(self.dispatcher, self.metrics, shadow_rate, 0.02)
         self._decoder = Decoder()
 
