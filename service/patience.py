@@ -3,12 +3,12 @@
 A batch costs little more than a single row as long as reading the weights is what takes the time. Callers in a closed
 loop send their next requests right after their answers; a worker that starts on the first of them leaves all others for
 a second batch. Holding back for g pays where ``g + T(m + e) < T(m) + T(e)``, m being the rows that wait, e those that
-are about to come and T(n) what a batch of n takes. T is learnt from the batches that ran, e from how many rows came
+are about to come and T(n) what a batch of n takes. T is learnt from the batches that ran, e from how many requests came
 within such a time of the answers before.
 
 A hold is over that time after the answers, so nothing is held back on an idle worker, whose last answers are longer
 ago. Within it, whatever waits may be held, whoever sent it, and what waits for other backends with it, since one queue
-serves all. A single caller who always sends as many rows meets no delay: once they are back, no others are expected.
+serves all. A single caller meets no delay, however many rows it sends: once it is back, nobody else is expected.
 Where T grows with the rows from the start, as of a small model, nothing is gained and nothing held back.
 """
 
@@ -61,33 +61,35 @@ class Patience:
         self._batch_times = [BatchTimes() for _ in range(backends)]
         self._backend = 0
         self._answered_ns = 0
-        self._answered_rows = 0
+        self._answered = 0  # requests
+        self._rows_each = 0.0  # of those
         self._window_ns = 0.0
-        self._arrived_rows = 0
-        self._return_rate = 0.0  # rows that came back within the window, of those that were answered
+        self._arrived = 0  # requests within the window
+        self._return_rate = 0.0  # requests that came within the window, for each that was answered
 
-    def note_arrival(self, rows: int, accepted_ns: int) -> None:
+    def note_arrival(self, accepted_ns: int) -> None:
         """Take note of a request."""
         if self._answered_ns <= accepted_ns <= self._answered_ns + self._window_ns:
-            self._arrived_rows += rows
+            self._arrived += 1
 
-    def note_answers(self, backend: int, rows: int, took_ns: int, now_ns: int) -> None:
+    def note_answers(self, backend: int, requests: int, rows: int, took_ns: int, now_ns: int) -> None:
         """Take note of a batch whose answers have just been sent."""
         self._batch_times[backend].add(rows, took_ns)
-        if self._answered_rows:
-            rate = min(1.0, self._arrived_rows / self._answered_rows)
+        if self._answered:
+            rate = min(1.0, self._arrived / self._answered)
             self._return_rate += EWMA_WEIGHT * (rate - self._return_rate)
-        self._backend, self._answered_ns, self._answered_rows = backend, now_ns, rows
-        self._arrived_rows = 0
+        self._backend, self._answered_ns, self._answered, self._rows_each = backend, now_ns, requests, rows / requests
+        self._arrived = 0
         self._window_ns = self._share * took_ns
 
     def until_ns(self, backend: int, rows: int) -> int:
         """Return until when `rows` that wait for `backend` are held back; a time in the past means not at all."""
         if backend != self._backend:
             return 0
-        expected = round(self._answered_rows * self._return_rate) - self._arrived_rows
-        if expected < 1:
+        requests = round(self._answered * self._return_rate) - self._arrived
+        if requests < 1:
             return 0
+        expected = requests * self._rows_each
         times = self._batch_times[backend]
         parts = (times.of(rows), times.of(expected), times.of(rows + expected))
         if UNKNOWN in parts:

@@ -381,7 +381,7 @@ class WorkerServer:
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
                 )
                 self._batcher.add(request)
-                self.patience.note_arrival(frame.rows, frame.start_ns)
+                self.patience.note_arrival(frame.start_ns)
             elif frame.kind == Kind.SHADOW:
                 shadow = Waiting(
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
@@ -465,7 +465,7 @@ class WorkerServer:
                 self._compute(batch[start : start + size], taken_ns)
         else:
             rows = self._send_results(batch, taken_ns, *result)
-            self.patience.note_answers(batch[0].backend, rows, result[1], time.monotonic_ns())
+            self.patience.note_answers(batch[0].backend, len(batch), rows, result[1], time.monotonic_ns())
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch

@@ -18,22 +18,27 @@ def in_proportion(rows: int) -> int:
     return rows * MS
 
 
+def arrive(patience: Patience, requests: int, now_ns: int) -> None:
+    for _ in range(requests):
+        patience.note_arrival(now_ns)
+
+
 def worker(cost: Callable[[int], int], comes_back: bool, share: float = 0.5) -> tuple[Patience, int]:
     """Patience that has seen batches of 1 and of 8 rows again and again, and the time of the last answers."""
     patience, now_ns = Patience(2, share), 0
     for rows in [1, 8] * 20:
         now_ns += cost(rows)
-        patience.note_answers(0, rows, cost(rows), now_ns)
+        patience.note_answers(0, rows, rows, cost(rows), now_ns)
         if comes_back:
-            patience.note_arrival(rows, now_ns + 1000)
+            arrive(patience, rows, now_ns + 1000)
     now_ns += cost(8)
-    patience.note_answers(0, 8, cost(8), now_ns)
+    patience.note_answers(0, 8, 8, cost(8), now_ns)
     return patience, now_ns
 
 
 def test_callers_who_come_back_at_once_are_waited_for_where_a_batch_costs_little_more_than_a_row() -> None:
     patience, now_ns = worker(weights_bound, comes_back=True)
-    patience.note_arrival(1, now_ns + 1000)
+    patience.note_arrival(now_ns + 1000)
     until_ns = patience.until_ns(0, rows=1)
     assert now_ns + LEAST_NS < until_ns <= now_ns + weights_bound(1)
 
@@ -41,13 +46,13 @@ def test_callers_who_come_back_at_once_are_waited_for_where_a_batch_costs_little
 def test_a_request_that_finds_the_worker_idle_is_held_back_by_nobody() -> None:
     patience, answered_ns = worker(weights_bound, comes_back=True)
     later_ns = answered_ns + weights_bound(8)
-    patience.note_arrival(1, later_ns)
+    patience.note_arrival(later_ns)
     assert answered_ns < patience.until_ns(0, rows=1) <= later_ns
 
 
 def test_nobody_is_waited_for_once_all_are_back() -> None:
     patience, now_ns = worker(weights_bound, comes_back=True)
-    patience.note_arrival(8, now_ns + 1000)
+    arrive(patience, 8, now_ns + 1000)
     assert patience.until_ns(0, rows=8) <= now_ns
 
 
@@ -71,16 +76,16 @@ def test_nothing_is_held_back_where_it_would_not_pay(
 
 def test_one_caller_at_a_time_is_never_held_back() -> None:
     patience, now_ns = Patience(1, 0.5), 0
-    for _ in range(50):
+    for rows in [1, 8] * 25:
         now_ns += 3 * MS
-        patience.note_answers(0, 1, 3 * MS, now_ns)
-        patience.note_arrival(1, now_ns + 1000)
+        patience.note_answers(0, 1, rows, 3 * MS, now_ns)
+        patience.note_arrival(now_ns + 1000)
         assert patience.until_ns(0, rows=1) <= now_ns
 
 
 def test_what_has_not_been_seen_yet_promises_nothing() -> None:
     patience = Patience(1, 0.5)
-    patience.note_answers(0, 8, 3 * MS, 3 * MS)
+    patience.note_answers(0, 8, 8, 3 * MS, 3 * MS)
     assert patience.until_ns(0, rows=1) <= 3 * MS
 
 
@@ -89,7 +94,7 @@ def test_callers_who_cease_to_come_back_are_soon_not_waited_for() -> None:
     held = []
     for _ in range(30):
         now_ns += weights_bound(8)
-        patience.note_answers(0, 8, weights_bound(8), now_ns)
+        patience.note_answers(0, 8, 8, weights_bound(8), now_ns)
         held.append(patience.until_ns(0, rows=1) > now_ns)
     assert held[0]
     assert not held[-1]

@@ -137,9 +137,10 @@ def test_a_request_is_held_back_until_those_who_were_answered_with_it_are_back(c
     caller = connect(echo, hold_share=1.0)
     patience = caller.worker.patience
     for rows in [1, 2] * 20:  # batches that take an hour whatever they hold, answered just now
-        patience.note_answers(0, rows, HOUR_NS + rows, time.monotonic_ns())
-        patience.note_arrival(rows, time.monotonic_ns())
-    patience.note_answers(0, 2, HOUR_NS, time.monotonic_ns())
+        patience.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
+        for _ in range(rows):
+            patience.note_arrival(time.monotonic_ns())
+    patience.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
     caller.send(infer(1))
     caller.turn()
     assert caller.received() == []
