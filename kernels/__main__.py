@@ -1,4 +1,4 @@
-"""The command line: ``python -m kernels check|aot|bench|tune``."""
+"""The command line: ``python -m kernels check|aot|roof|bench|tune``."""
 
 import argparse
 import json
@@ -91,11 +91,34 @@ def check(options: argparse.Namespace) -> int:
     return 1 if wrong else 0
 
 
+def roof(options: argparse.Namespace) -> int:
+    """Measure what the device at hand does at most: copy, multiply, and the ridge between the two, in seconds."""
+    import torch
+
+    from kernels import onednn
+    from kernels.bench import CPU_DTYPES, GPU_DTYPES, conditions
+    from kernels.roof import described, measured_roof, roof_record
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = _device(options.device)
+    able = [torch.float32, *(each for each in CPU_DTYPES if each != torch.float32 and not onednn.unavailable(each))]
+    found = measured_roof(device, GPU_DTYPES if device.type == "cuda" else able)
+    facts = conditions(device)
+    if options.json is not None:
+        document = {"conditions": facts, "roof": roof_record(found)}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"{facts['device']}, {facts['threads']} threads")
+    print(*described(found).split("; "), sep="\n")
+    return 0
+
+
 def bench(options: argparse.Namespace) -> int:
     """Measure operators against eager and against the roof of the device at hand."""
     import torch
 
     from kernels.bench import bench, document
+    from kernels.roof import described
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -107,7 +130,8 @@ def bench(options: argparse.Namespace) -> int:
         rows = ",\n".join(json.dumps(row) for row in results["rows"])  # one a line, so that a change shows as one
         options.json.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n')
     of = results["conditions"]
-    print(f"{of['device']}, {of['threads']} threads; measured roof: {results['roof']}")
+    print(f"{of['device']}, {of['threads']} threads")
+    print(f"roof: {described(roof)}")
     print("     us (20th to 80th percentile)     GB/s  TFLOP/s  % of roof  of first  operator")
     for row, each in zip(results["rows"], measured, strict=True):
         first = next(one for one in measured if one[0] == each.op and one[2:5] == each[2:5])
@@ -158,6 +182,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _check_options(commands)
     _aot_options(commands)
+    _roof_options(commands)
     _bench_options(commands)
     _tune_options(commands)
     return parser
@@ -175,6 +200,12 @@ def _aot_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "check", check)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
+
+
+def _roof_options(commands: "argparse._SubParsersAction[Parser]") -> None:
+    command = _command(commands, "roof", roof)
+    command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
+    command.add_argument("--threads", type=_positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
 
 
 def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:

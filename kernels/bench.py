@@ -21,7 +21,7 @@ from kernels.linear import linear, linear_torch
 from kernels.norm import rms_norm, rms_norm_torch
 from kernels.norm_cpu import RMSNormCPU
 from kernels.progress import Progress
-from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof
+from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof, roof_record
 
 HINTS = (1, 16, 64, 256)  # row counts a weight may be packed for
 CPU_DTYPES = (torch.float32, torch.bfloat16)
@@ -112,9 +112,9 @@ def bench(
     )
     if not dtypes:
         raise RuntimeError(f"bench: {onednn.unavailable(torch.float32)}")
-    roof = measured_roof(device, dtypes)
     counts = rows or (GPU_ROWS if is_gpu else CPU_ROWS)
     shapes = GPU_SHAPES if is_gpu else CPU_SHAPES
+    roof = measured_roof(device, dtypes, [(max(counts), *shape) for shape in shapes])
     plans = [(dtype, count, *shape) for dtype in dtypes for shape in shapes for count in counts]
     flush = cache_flush(device)
     measured: list[Row] = []
@@ -300,9 +300,8 @@ def _commit() -> str:
 
 def document(device: torch.device, roof: Roof, measured: Sequence[Row]) -> dict[str, Any]:
     """Put the results together with their conditions, ready for JSON."""
-    flops = {str(dtype).removeprefix("torch."): _rounded(each / 1e12) for dtype, each in roof.flops_per_s.items()}
     return {
         "conditions": conditions(device),
-        "roof": {"copy_gb_per_s": _rounded(roof.bytes_per_s / 1e9), "product_tflop_per_s": flops},
+        "roof": roof_record(roof),
         "rows": [each.record() for each in measured],
     }

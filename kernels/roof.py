@@ -4,16 +4,23 @@ Times on a GPU are between two events on its stream. The host is given a head st
 what runs from a CUDA graph, or behind other work, does not pay for it either.
 """
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+
+from kernels.onednn import PackedLinear, unavailable
 
 HEAD_START_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond, while the host enqueues
+
+# Far beyond every cache, and square products that keep every core busy; which of them is fastest, nobody knows before.
+COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
+PRODUCT_SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
+PATIENCE_S = 1.0  # of a product that takes so long no further try is made
 
 
 class Work(NamedTuple):
@@ -24,10 +31,14 @@ class Work(NamedTuple):
 
 
 class Roof(NamedTuple):
-    """The most a device was seen to do: bytes a second of a copy, FLOPs a second of a large product by dtype."""
+    """The most a device was seen to do: bytes a second of a copy, FLOPs a second of a product by dtype."""
 
     bytes_per_s: float
     flops_per_s: dict[torch.dtype, float]
+
+    def ridge(self, dtype: torch.dtype) -> float:
+        """Return the FLOPs for each byte below which memory sets the time, and above which the products do."""
+        return self.flops_per_s[dtype] / self.bytes_per_s
 
     def floor_s(self, work: Work, dtype: torch.dtype) -> float:
         """Return the least time `work` can take: the longer of moving its bytes and computing its products."""
@@ -112,28 +123,80 @@ def cache_flush(device: torch.device) -> Callable[[], object]:
     return filler.zero_
 
 
-def measured_roof(device: torch.device, dtypes: Sequence[torch.dtype], repetitions: int = 5) -> Roof:
-    """Measure the roof: copy 256 MiB (1 GiB on a GPU), and multiply square matrices of 1024 (8192 on a GPU) a side.
+def measured_roof(
+    device: torch.device,
+    dtypes: Sequence[torch.dtype],
+    shapes: Sequence[tuple[int, int, int]] = (),
+    repetitions: int = 9,
+) -> Roof:
+    """Measure the roof: copy 256 MiB (1 GiB on a GPU), and multiply matrices, square ones and those of `shapes`.
 
-    The best repetition counts, since a roof is what can be done at most.
+    On a CPU each is multiplied by PyTorch and by oneDNN with a packed weight, where that runs. The fastest try of the
+    fastest product counts, since a roof is what can be done at most.
+
+    Args:
+        device: to measure on.
+        dtypes: of the products.
+        shapes: (rows, in, out) of products beside `PRODUCT_SIDES`, say those of a model.
+        repetitions: tries of each; fewer where they take longer than `PATIENCE_S`.
+
+    Raises:
+        RuntimeError: the device does not multiply one of `dtypes`.
     """
-    is_gpu = device.type == "cuda"
-    source = torch.zeros((1024 if is_gpu else 256) * 2**20, dtype=torch.int8, device=device)
+    source = torch.zeros(COPY_BYTES[device.type], dtype=torch.int8, device=device)
     target = torch.empty_like(source)
     bytes_per_s = 2 * source.numel() / _best_s(partial(target.copy_, source), device, repetitions)
-    side = 8192 if is_gpu else 1024
-    flops_per_s = {}
-    for dtype in dtypes:
-        a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-        flops_per_s[dtype] = 2 * side**3 / _best_s(_product(a, b), device, repetitions)
-    return Roof(bytes_per_s, flops_per_s)
+    del source, target
+    squares = [(side, side, side) for side in PRODUCT_SIDES[device.type]]
+    return Roof(
+        bytes_per_s,
+        {
+            dtype: max(
+                2 * rows * width * out / _best_s(call, device, repetitions)
+                for rows, width, out in dict.fromkeys([*squares, *shapes])
+                for call in _products(rows, width, out, dtype, device)
+            )
+            for dtype in dtypes
+        },
+    )
 
 
-def _product(a: Tensor, b: Tensor) -> Callable[[], object]:
-    return partial(torch.mm, a, b, out=torch.empty_like(a))
+def roof_record(roof: Roof) -> dict[str, object]:
+    """Return what JSON holds, rounded to four significant digits."""
+    names = {dtype: str(dtype).removeprefix("torch.") for dtype in roof.flops_per_s}
+    return {
+        "copy_gb_per_s": float(f"{roof.bytes_per_s / 1e9:.4g}"),
+        "product_tflop_per_s": {names[it]: float(f"{rate / 1e12:.4g}") for it, rate in roof.flops_per_s.items()},
+        "ridge_flop_per_byte": {names[it]: float(f"{roof.ridge(it):.4g}") for it in roof.flops_per_s},
+    }
+
+
+def described(roof: Roof) -> str:
+    """Say a roof in words."""
+    products = (
+        f"product in {str(dtype).removeprefix('torch.')} {rate / 1e12:.3f} TFLOP/s, ridge {roof.ridge(dtype):.1f} FLOP "
+        "per byte"
+        for dtype, rate in roof.flops_per_s.items()
+    )
+    return "; ".join((f"copy {roof.bytes_per_s / 1e9:.1f} GB/s", *products))
+
+
+def _products(
+    rows: int, width: int, out: int, dtype: torch.dtype, device: torch.device
+) -> Iterator[Callable[[], object]]:
+    a, b = (torch.randn(sizes, device=device).to(dtype) for sizes in ((rows, width), (width, out)))
+    yield partial(torch.mm, a, b, out=torch.empty(rows, out, dtype=dtype, device=device))
+    if device.type == "cpu" and unavailable(dtype) is None:
+        yield partial(PackedLinear(b.T), a)
 
 
 def _best_s(call: Callable[[], object], device: torch.device, repetitions: int) -> float:
     call()
     once = _gpu_seconds if device.type == "cuda" else _cpu_seconds
-    return min(once(call, 1) for _ in range(repetitions))
+    best_s, spent_s = math.inf, 0.0
+    for _ in range(repetitions):
+        seconds = once(call, 1)
+        best_s, spent_s = min(best_s, seconds), spent_s + seconds
+        if spent_s > PATIENCE_S:
+            break
+    return best_s

@@ -181,21 +181,19 @@ def run(options: argparse.Namespace) -> None:
 
 def bench(options: argparse.Namespace) -> None:
     """Time the backends against each other, interleaved and warm, beside a roof measured in the same run."""
+    from kernels.roof import described as described_roof
     from models import bench as bench_module
     from models.conditions import conditions, described
 
     engine = _warm_engine(options, max(options.rows))
-    roof = bench_module.measure_roof(engine.device, engine.dtype)
+    roof = bench_module.measure_roof(engine, options.rows)
     with Progress("measuring") as progress:
         found = bench_module.bench(engine, options.rows, roof, options.repetitions, options.cold, progress)
     facts = conditions(engine.device, engine.dtype, engine.threads)
     means = bench_module.geometric_means(found)
     print(f"{engine.config.name}: {_size(engine.config)}")
     print(described(facts))
-    print(
-        f"roof: copy {roof.bytes_per_s / 1e9:.1f} GB/s, large product {roof.flops_per_s / 1e12:.3f} TFLOP/s; "
-        f"{options.repetitions} rounds, {'cold' if options.cold else 'warm'}"
-    )
+    print(f"roof: {described_roof(roof)}; {options.repetitions} rounds, {'cold' if options.cold else 'warm'}")
     print(bench_module.table(found))
     for name, mean in means.items():
         print(f"geometric mean of eager's time over {name}'s: {mean:.2f}")
@@ -207,7 +205,7 @@ def bench(options: argparse.Namespace) -> None:
                 "repetitions": options.repetitions,
                 "is_cold": options.cold,
             },
-            "roof": {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s / 1e12, 4)},
+            "roof": bench_module.roof_record(roof, engine.dtype),
             "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in means.items()},
             "bench": [it.to_dict() for it in found],
         }

@@ -211,7 +211,7 @@ def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype:
     from models import bench
 
     engine, absent = ready_engine(plan, path, device, dtype)
-    roof = bench.measure_roof(engine.device, engine.dtype)
+    roof = bench.measure_roof(engine, plan.rows)
     with Progress(f"measuring {path.name}") as progress:
         found = bench.bench(engine, plan.rows, roof, plan.repetitions, progress=progress)
     document = {
@@ -221,7 +221,7 @@ def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype:
             "repetitions": plan.repetitions,
             "is_cold": False,
         },
-        "roof": {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s / 1e12, 4)},
+        "roof": bench.roof_record(roof, engine.dtype),
         "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in bench.geometric_means(found).items()},
         "notes": {name: status.note for name, status in engine.backends.items() if status.note is not None},
         "bench": [it.to_dict() for it in found],

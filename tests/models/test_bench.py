@@ -1,25 +1,30 @@
 """What `python -m models bench` measures and says; no test relies on how long anything takes."""
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from kernels import roof
+from kernels.roof import Roof
 from models import bench
 from models.__main__ import main
-from models.bench import Measurement, Roof
+from models.bench import Measurement
 from models.engine import load_engine
 from models.errors import BackendUnavailableError, InputError
 
 CPU = torch.device("cpu")
-ROOF = Roof(bytes_per_s=10e9, flops_per_s=100e9)
+ROOF = Roof(10e9, {torch.float32: 100e9})
 
 
 @pytest.fixture(autouse=True)
 def _small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.COPY_BYTES, "cpu", 2**12)
-    monkeypatch.setitem(bench.PRODUCT_WIDTH, "cpu", 16)
+    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
 
 
 def measurement(rows: int, backend: str, median_us: float) -> Measurement:
@@ -40,11 +45,6 @@ def test_a_cold_pass_comes_after_a_write_in_place_of_an_untimed_pass() -> None:
     seen: list[int] = []
     bench.interleaved({"a": lambda: seen.append(int(evict[0]))}, 3, CPU, evict)
     assert seen == [0, 1, 0]
-
-
-def test_the_roof_is_the_larger_of_moving_and_computing() -> None:
-    assert ROOF.least_seconds(moved_bytes=20 * 10**9, flops=10**9) == 2.0
-    assert ROOF.least_seconds(moved_bytes=10**9, flops=300 * 10**9) == 3.0
 
 
 def test_the_least_bytes_are_the_weights_and_the_rows() -> None:
@@ -99,10 +99,26 @@ def test_a_backend_that_cannot_run_stops_the_bench(monkeypatch: pytest.MonkeyPat
         bench.bench(load_engine("digits"), [1], ROOF)
 
 
-def test_a_roof_is_measured() -> None:
-    roof = bench.measure_roof(CPU, torch.float32)
-    assert roof.bytes_per_s > 0
-    assert roof.flops_per_s > 0
+def test_a_roof_is_measured_with_the_models_own_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, shapes = load_engine("digits", backends=("eager",)), []
+
+    def products(*args: Any) -> Iterator[Callable[[], object]]:
+        shapes.append(args[:3])
+        return genuine(*args)
+
+    genuine = roof._products
+    monkeypatch.setattr(roof, "_products", products)
+    found = bench.measure_roof(engine, [1, 300])
+    dim, hidden = engine.config.dim, engine.config.hidden
+    assert shapes == [(16, 16, 16), (300, dim, hidden), (300, hidden, dim)]
+    assert found.bytes_per_s > 0
+    assert list(found.flops_per_s) == [torch.float32]
+
+
+def test_what_is_beyond_the_roof_is_told_below_the_table() -> None:
+    within, beyond = (replace(measurement(1, "fused", 80), percent_of_roof=each) for each in (100, 130))
+    assert "beyond" not in bench.table([within])
+    assert bench.table([within, beyond]).splitlines()[-1].startswith("1 of 2 are beyond 100% of the roof, up to 130%: ")
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from models import bench, gpu
+from kernels import roof
+from models import gpu
 from models.backends import paths
 from models.gpu import Report
 
@@ -19,8 +20,8 @@ no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(bench.COPY_BYTES, "cpu", 2**12)
-    monkeypatch.setitem(bench.PRODUCT_WIDTH, "cpu", 16)
+    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
 
 
 @pytest.fixture
