@@ -3,6 +3,7 @@
 import math
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -15,6 +16,7 @@ class Progress:
     """A bar where stderr is a terminal, else one line at the start and one at the end.
 
     Use it as a context manager, and call it with how much of how much is done, or call `step` after each of `total`.
+    A task that tells nothing is shown by its label alone, from a thread that waits for it.
 
     Args:
         label: what is going on.
@@ -41,8 +43,15 @@ class Progress:
         self._start = clock()
         self._shown_at = -math.inf
         self._is_shown = False
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._watch = threading.Thread(target=self._show_label_in_time, name=f"progress: {label}", daemon=True)
 
     def __enter__(self) -> Self:
+        if self._patience_s > 0:
+            self._watch.start()
+        else:
+            self._show_label()
         return self
 
     def step(self, note: str = "") -> None:
@@ -58,6 +67,10 @@ class Progress:
             total: steps altogether; where it is not a positive finite number, the steps are shown without a bar.
             note: a few words to stand at the end.
         """
+        with self._lock:
+            self._show(done, total, note)
+
+    def _show(self, done: float, total: float, note: str) -> None:
         now = self._clock()
         elapsed = now - self._start
         if elapsed < self._patience_s:
@@ -78,12 +91,29 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self._is_over.set()
+        if self._watch.is_alive():
+            self._watch.join()
         if not self._is_shown:
             return
         start = "\r\x1b[K" if self._stream.isatty() else ""
         verb = "done in" if kind is None else "stopped after"
         self._stream.write(f"{start}{self.label}: {verb} {self._clock() - self._start:.1f} s\n")
         self._stream.flush()
+
+    def _show_label_in_time(self) -> None:
+        if not self._is_over.wait(self._patience_s):
+            self._show_label()
+
+    def _show_label(self) -> None:
+        with self._lock:
+            if self._is_shown:
+                return
+            self._is_shown = True
+            columns = shutil.get_terminal_size().columns
+            line = f"{self.label} ..."
+            self._stream.write(f"\r\x1b[K{line[: columns - 1]}" if self._stream.isatty() else f"{line}\n")
+            self._stream.flush()
 
     def _line(self, done: float, total: float, note: str, elapsed: float) -> str:
         note = f"  {note}" if note else ""

@@ -2,6 +2,7 @@
 
 import io
 import math
+import threading
 
 import pytest
 
@@ -72,6 +73,30 @@ def test_without_patience_the_start_shows() -> None:
     with Progress("compiling", stream=stream, patience_s=0, clock=Clock()) as progress:
         progress(0, 1)
         assert stream.getvalue() == "compiling ...\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "end"),
+    [(Terminal, "\r\x1b[Kcompiling ...", "\r\x1b[Kcompiling: done in 3.0 s\n"),
+     (io.StringIO, "compiling ...\n", "compiling: done in 3.0 s\n")],
+    ids=["terminal", "file"],
+)  # fmt: skip
+def test_a_task_that_tells_nothing_is_shown_by_its_label(kind: type[io.StringIO], start: str, end: str) -> None:
+    stream, clock, is_written = kind(), Clock(), threading.Event()
+    stream.flush = is_written.set  # type: ignore[method-assign]
+    with Progress("compiling", stream=stream, patience_s=0.01, clock=clock):
+        assert is_written.wait(60)
+        assert stream.getvalue() == start
+        clock.now += 3
+    assert stream.getvalue() == start + end
+
+
+def test_no_thread_is_left_behind() -> None:
+    stream = io.StringIO()
+    with Progress("training", stream=stream, patience_s=3600) as progress:
+        assert progress._watch.is_alive()
+    assert not progress._watch.is_alive()
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("total", [0, -1, math.nan, math.inf])
