@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
 
 import math
+import statistics
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
+from models.bench import interleaved
 from models.engine import Engine
 from models.errors import InputError
 
@@ -25,6 +27,8 @@ FORWARDS = 10
 # Kernels of Inductor's C++ are no operators; they bear these names where it is told to note them.
 _COMPILED_KERNELS = ("graph_", "cpp_fused")
 _PRODUCTS = ("linear", "addmm", "::mm", "::matmul")
+# As cuBLAS, CUTLASS, rocBLAS and the kernels here name theirs on a GPU.
+_PRODUCT_KERNELS = ("gemm", "gemv", "nvjet", "cutlass", "Cijk_", "linear", "_mm")
 _NAME_WIDTH = 60
 _Sums = dict[tuple[str, str], list[Any]]
 
@@ -50,26 +54,50 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a backend's forward pass is made of, the longest line first within operators and within kernels."""
+    """What a backend's forward pass is made of, the longest line first within operators and within kernels.
+
+    Attributes:
+        backend, implementation, rows: of what.
+        lines: its operators and kernels.
+        unprofiled_us: the median pass of the same run when nothing is profiled; None where it was not timed.
+    """
 
     backend: str
     implementation: str
     rows: int
     lines: tuple[Line, ...]
+    unprofiled_us: float | None = None
 
     def count(self, level: str) -> float:
         """Return how many operators or kernels a pass has."""
         return sum(line.count for line in self.lines if line.level == level)
 
+    @property
+    def total_us(self) -> float:
+        """The time of a profiled pass: its kernels' where a GPU ran, else its operators'."""
+        return sum(line.time_us for line in self._shares())
+
+    @property
+    def product_share(self) -> float | None:
+        """The share of the matrix products, what is fused into them included, in `total_us`; None without a line."""
+        total = self.total_us
+        return sum(line.time_us for line in self._shares() if _is_product(line)) / total if total > 0 else None
+
+    def _shares(self) -> list[Line]:
+        level = "kernel" if self.count("kernel") else "operator"
+        return [line for line in self.lines if line.level == level]
+
     def to_dict(self) -> dict[str, object]:
         """Return what JSON holds."""
         totals = {f"{level}s": self.count(level) for level in ("operator", "kernel")}
         lines = [{**asdict(line), "time_us": round(line.time_us, 2)} for line in self.lines]
-        return {**asdict(self), **totals, "lines": lines}
+        found = {**asdict(self), **totals, "lines": lines}
+        del found["unprofiled_us"]
+        return found if self.unprofiled_us is None else found | {"unprofiled_us": round(self.unprofiled_us, 2)}
 
 
 def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) -> Profile:
-    """Profile `FORWARDS` passes of one backend, after as many that are not profiled.
+    """Profile `FORWARDS` passes of one backend, after as many that are timed and not profiled.
 
     Args:
         engine: it is best warmed up.
@@ -84,8 +112,10 @@ def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) 
     x = _input(engine, rows)
     engine.run(x, backend)
     runner = engine.runner(backend)
+    with torch.inference_mode():
+        seconds = interleaved({backend: lambda: runner(x)}, FORWARDS, engine.device)[backend]
     lines = profiled(lambda: runner(x), engine.device, engine.dtype.itemsize, trace)
-    return Profile(backend, runner.implementation, rows, lines)
+    return Profile(backend, runner.implementation, rows, lines, statistics.median(seconds) * 1e6)
 
 
 def profile_in_steps(
@@ -138,10 +168,10 @@ def profiled(
 
 
 def table(found: Profile) -> str:
-    """Lay a profile out as text."""
+    """Lay a profile out as text, with what its lines come to."""
+    kernels = f", {found.count('kernel'):g} kernels" if found.count("kernel") else ""
     lines = [
-        f"{found.backend} ({found.implementation}), {found.rows} rows: {found.count('operator'):g} operators, "
-        f"{found.count('kernel'):g} kernels",
+        f"{found.backend} ({found.implementation}), {found.rows} rows: {found.count('operator'):g} operators{kernels}",
         f"  {'level':8}  {'count':>6}  {'us':>10}  {'KB':>10}  {'GB/s':>7}  name",
     ]
     for line in found.lines:
@@ -149,7 +179,27 @@ def table(found: Profile) -> str:
         if line.bytes is not None and line.time_us > 0:
             moved = f"{line.bytes / 1e3:>10.1f}  {line.bytes / line.time_us / 1e3:>7.1f}"
         lines.append(f"  {line.level:8}  {line.count:>6g}  {line.time_us:>10.1f}  {moved}  {line.name[:_NAME_WIDTH]}")
-    return "\n".join(lines)
+    return "\n".join(lines + _closing(found))
+
+
+def _closing(found: Profile) -> list[str]:
+    share, total = found.product_share, found.total_us
+    if share is None:
+        return []
+    most = f": fusing those away can win at most {1 / share:.2f} times" if share > 0 else ""
+    lines = [f"  products {share:.0%}, the rest {1 - share:.0%}{most}"]
+    timed = found.unprofiled_us
+    if timed is None:
+        return [*lines, f"  a pass: {total:.1f} us profiled"]
+    lines.append(
+        f"  a pass: {total:.1f} us profiled (mean of {FORWARDS}), {timed:.1f} us unprofiled (median of {FORWARDS})"
+    )
+    if max(total, timed) > 2 * min(total, timed):
+        why = "profiling slows it" if total > timed else "much of a pass is in no line, between the operators"
+        lines.append(
+            f"  the two differ {max(total, timed) / min(total, timed):.1f} times: {why}; take shares with care"
+        )
+    return lines
 
 
 def chart(profiles: Sequence[Profile], path: Path) -> None:
@@ -158,12 +208,9 @@ def chart(profiles: Sequence[Profile], path: Path) -> None:
     Raises:
         InputError: matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise InputError(
-            "png: expected matplotlib to draw with, found none; install it with: pip install -r requirements/dev.txt"
-        ) from None
+    require_matplotlib()
+    import matplotlib as mpl
+
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
@@ -190,6 +237,16 @@ def chart(profiles: Sequence[Profile], path: Path) -> None:
     figure.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     figure.savefig(path, dpi=120, format="png")
     plt.close(figure)
+
+
+def require_matplotlib() -> None:
+    """Raise InputError where matplotlib, which `chart` draws with, is not installed."""
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "png: expected matplotlib to draw with, found none; install it with: pip install -r requirements/dev.txt"
+        ) from None
 
 
 def trace_path(path: Path, backend: str, n_backends: int) -> Path:
@@ -247,6 +304,12 @@ def _lines(sums: _Sums) -> tuple[Line, ...]:
 
 def _is_operator(event: Any) -> bool:
     return "::" in event.name or event.name.startswith(_COMPILED_KERNELS)
+
+
+def _is_product(line: Line) -> bool:
+    if line.level == "kernel":
+        return any(name in line.name for name in _PRODUCT_KERNELS)
+    return not line.name.startswith(_COMPILED_KERNELS) and any(name in line.name for name in _PRODUCTS)
 
 
 def _has_operator_above(event: Any) -> bool:

@@ -102,9 +102,31 @@ def test_an_operator_without_shapes_has_no_bytes() -> None:
         "kernels": 0,
         "lines": [{"level": "operator", "name": "graph_0_cpp_fused_mul_1", "count": 4, "time_us": 3.5, "bytes": None}],
     }
-    heading, _, line = profile.table(found).splitlines()
-    assert heading == "compiled (inductor), 7 rows: 4 operators, 0 kernels"
+    heading, _, line, *_ = profile.table(found).splitlines()
+    assert heading == "compiled (inductor), 7 rows: 4 operators"
     assert line.split() == ["operator", "4", "3.5", "-", "-", "graph_0_cpp_fused_mul_1"]
+
+
+def closing(unprofiled_us: float | None, *lines: Line) -> list[str]:
+    found = Profile("eager", "torch", 1, lines, unprofiled_us)
+    return [line.strip() for line in profile.table(found).splitlines()[2 + len(lines) :]]
+
+
+def test_a_table_ends_with_the_share_of_the_products_and_both_times_of_a_pass() -> None:
+    lines = Line("operator", "aten::linear", 3, 80.0, 4), Line("operator", "graph_0_cpp_fused_linear_1", 1, 20.0, None)
+    share = "products 80%, the rest 20%: fusing those away can win at most 1.25 times"
+    near = "a pass: 100.0 us profiled (mean of 10), 60.0 us unprofiled (median of 10)"
+    assert closing(60.0, *lines) == [share, near]
+    assert closing(None, *lines) == [share, "a pass: 100.0 us profiled"]
+    assert closing(40.0, *lines)[2].startswith("the two differ 2.5 times: profiling slows it")
+    assert closing(300.0, *lines)[2].startswith("the two differ 3.0 times: much of a pass is in no line")
+    assert closing(5.0) == []
+
+
+def test_where_a_gpu_ran_its_kernels_make_the_share() -> None:
+    launch, gemm = Line("operator", "aten::linear", 1, 50.0, 4), Line("kernel", "nvjet_tst_128x64", 1, 30.0, None)
+    act = Line("kernel", "gated_activation_kernel", 1, 10.0, None)
+    assert closing(40.0, launch, gemm, act)[0].startswith("products 75%, the rest 25%")
 
 
 def test_each_of_several_backends_has_a_trace_of_its_own() -> None:
@@ -118,10 +140,12 @@ def test_the_command_prints_tables_and_writes_files(tmp_path: Path, capsys: pyte
     assert main(["profile", "digits", "--rows", "3", "--backends", "eager,fused", "--threads", "1", "--json", str(files["json"]), "--png", str(files["png"]), "--trace", str(tmp_path / "trace.json")]) == 0  # fmt: skip  # noqa: E501
     out = capsys.readouterr().out
     assert "eager (torch), 3 rows: " in out
+    assert out.count("us unprofiled (median of 10)") == 2
     assert "fused (onednn), 3 rows: " in out
     document = json.loads(files["json"].read_text())
     assert [it["backend"] for it in document["profile"]] == ["eager", "fused"]
     assert document["profile"][0]["lines"]
+    assert document["profile"][0]["unprofiled_us"] > 0
     assert document["conditions"]["forwards"] == profile.FORWARDS
     assert files["png"].read_bytes().startswith(b"\x89PNG")
     for name, operator in (("eager", "aten::rms_norm"), ("fused", "aten::linalg_vector_norm")):
