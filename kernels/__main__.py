@@ -27,6 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
+        if options.json is not None and not options.json.parent.is_dir():
+            raise ValueError(
+                f"--json: expected a directory that is there, got {options.json.parent}, which is not: make it"
+            )
         status: int = options.run(options)
     except OSError as error:
         sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)

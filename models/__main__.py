@@ -4,6 +4,7 @@ import argparse
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 
 from kernels.progress import Progress
 from models import weights
+from models.architectures import ARCHITECTURES
 from models.config import (
     CONFIG_FILE,
     Activation,
@@ -31,6 +33,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from models.engine import Engine
+
+
+# What people call a gated network by its activation, and how it is asked for.
+_GATED_ACTIVATIONS = {"swiglu": ("SwiGLU", "silu"), "geglu": ("GEGLU", "gelu_tanh"), "reglu": ("ReGLU", "relu")}
 
 
 class Parser(argparse.ArgumentParser):
@@ -245,6 +251,9 @@ def profile(options: argparse.Namespace) -> None:
     from models import profile as profile_module
     from models.conditions import conditions, described
 
+    if options.png is not None:
+        profile_module.require_matplotlib()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # it tells each profile's start and end on stderr otherwise
     with ExitStack() as stack:
         if "compiled" in options.backends:
             import torch._inductor.config
@@ -281,10 +290,12 @@ def _warm_engine(options: argparse.Namespace, max_rows: int) -> "Engine":
     from models.bench import require_available
     from models.engine import load_engine
 
+    for name in ("json", "png", "trace"):
+        _refuse_where_no_file_can_be(name, getattr(options, name, None))
     with Progress("loading") as progress:
         engine = load_engine(options.model, options.device, options.dtype, options.backends, options.threads, progress)
     require_available(engine)
-    with Progress("warming up") as progress:
+    with Progress("warming up", patience_s=0 if "compiled" in options.backends else 2) as progress:
         engine.warm_up(max_rows, lambda name, done, total: progress(done, total, name))
     require_available(engine)
     return engine
@@ -340,6 +351,20 @@ def _refuse_a_model(options: argparse.Namespace) -> None:
             )
 
 
+def _refuse_where_no_file_can_be(name: str, path: Path | None) -> None:
+    """Say so before a long measurement, not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{name}: expected a file to write, got {path}, which is a directory")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{name}: expected a directory to write {path.name} to, got {path.parent}, which is none: make it"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{name}: expected a file that may be written, got {path}, which may not")
+
+
 def _size(config: ModelConfig) -> str:
     return f"{config.parameter_count:,} parameters, {config.flops_per_row:,} FLOPs a row"
 
@@ -363,6 +388,15 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
+
+
+def _activation(text: str) -> str:
+    names = get_args(Activation)
+    if text not in names:
+        gated = _GATED_ACTIVATIONS.get(text.lower())
+        advice = f"; {gated[0]} is --activation {gated[1]} --gated" if gated else ""
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}, got {text!r}{advice}")
+    return text
 
 
 def _names(text: str) -> list[str]:
@@ -391,20 +425,38 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--dim", type=int, required=True, help="width of the residual stream")
     command.add_argument("--hidden", type=int, required=True, help="width inside a block")
     command.add_argument("--depth", type=int, required=True, help="number of blocks")
-    command.add_argument("--activation", choices=get_args(Activation), default="gelu_tanh")
-    command.add_argument("--gated", action=argparse.BooleanOptionalAction, default=True)
-    command.add_argument("--bias", action=argparse.BooleanOptionalAction, default=False)
-    command.add_argument("--norm", choices=get_args(NormKind), default="rms")
-    command.add_argument("--position", choices=get_args(NormPosition), default="pre")
-    command.add_argument("--eps", type=_number, default=1e-6, help="of the norm")
+    command.add_argument(
+        "--activation",
+        type=_activation,
+        default="gelu_tanh",
+        metavar=f"{{{','.join(get_args(Activation))}}}",
+        help="SwiGLU is --activation silu --gated; default: %(default)s",
+    )
+    command.add_argument(
+        "--gated",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="down(act(gate(x)) * up(x)), else down(act(up(x))); default: --gated",
+    )
+    command.add_argument(
+        "--bias", action=argparse.BooleanOptionalAction, default=False, help="of the linear layers; default: --no-bias"
+    )
+    command.add_argument("--norm", choices=get_args(NormKind), default="rms", help="its kind; default: %(default)s")
+    command.add_argument(
+        "--position", choices=get_args(NormPosition), default="pre", help="of the norm; default: %(default)s"
+    )
+    command.add_argument("--eps", type=_number, default=1e-6, help="of the norm; default: %(default)s")
     command.add_argument("--in-features", type=int, help="width of the rows, where it is not dim")
     command.add_argument("--out-features", type=int, help="width of the results, where it is not dim")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--seed", type=int, default=0, help="of the weights; default: %(default)s")
     command.add_argument("--weights", action="store_true", help="write the numbers too, not only their seed")
     command.set_defaults(run=new)
 
     command = commands.add_parser(
-        "import", parents=[writer], help="take the blocks of a Hugging Face BERT model", description=import_.__doc__
+        "import",
+        parents=[writer],
+        help="take the blocks of a Hugging Face model: Llama, Qwen, Gemma, GPT-2, BERT, ViT, T5 and others",
+        description=f"{import_.__doc__} A model_type is one of {', '.join(ARCHITECTURES)}.",
     )
     command.add_argument("source", type=Path, metavar="SRC", help="directory with config.json and model.safetensors")
     command.add_argument("out", type=Path, metavar="OUT", help="the new directory")
@@ -414,8 +466,8 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("train", parents=[writer], help="train the digits model", description=train.__doc__)
     command.add_argument("out", type=Path, metavar="OUT", help="the new directory")
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--epochs", type=int, default=60)
+    command.add_argument("--seed", type=int, default=0, help="of weights and batches; default: %(default)s")
+    command.add_argument("--epochs", type=int, default=60, help="default: %(default)s")
     command.set_defaults(run=train)
 
     command = commands.add_parser("inspect", help="show what a model is", description=inspect.__doc__)

@@ -11,6 +11,7 @@ import torch
 
 from models import weights
 from models.__main__ import main
+from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.directory import ZOO
 
@@ -54,6 +55,53 @@ def test_new_with_weights_writes_the_numbers_of_the_seed(tmp_path: Path) -> None
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.seeded(config).items())
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("swiglu", "; SwiGLU is --activation silu --gated"),
+        ("GEGLU", "; GEGLU is --activation gelu_tanh --gated"),
+        ("tanh", ""),
+    ],
+)
+def test_a_gated_network_asked_for_by_its_name_is_told_how(
+    capsys: pytest.CaptureFixture[str], name: str, advice: str
+) -> None:
+    sentence = refused(capsys, "new", "x", *NEW, "--activation", name)
+    assert f"expected one of gelu, gelu_tanh, silu, relu, got {name!r}{advice} (see " in sentence
+
+
+def test_the_help_of_new_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["new", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    told = ("gelu_tanh", "rms", "pre", "1e-06", "0", "--gated", "--no-bias")
+    assert [value for value in told if f"default: {value}" not in out] == []
+    assert "SwiGLU is --activation silu --gated" in out
+
+
+def test_the_help_of_import_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["import", "--help"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert [name for name in ARCHITECTURES if name not in out] == []
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [("bench", "json"), ("batching", "json"), ("profile", "json"), ("profile", "png"), ("profile", "trace")],
+)
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, option: str
+) -> None:
+    monkeypatch.setattr("models.engine.load_engine", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("models.profile.require_matplotlib", lambda: None)
+    sentence = refused(capsys, command, "digits", f"--{option}", str(tmp_path / "nodir" / "x"))
+    assert sentence.endswith(
+        f"{option}: expected a directory to write x to, got {tmp_path}/nodir, which is none: make it"
+    )
+    assert "which is a directory" in refused(capsys, command, "digits", f"--{option}", str(tmp_path))
+
+
 def test_a_model_is_not_replaced_unless_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "m")
     assert main(["new", out, *NEW, "--weights"]) == 0
@@ -71,7 +119,7 @@ def test_a_model_is_not_replaced_unless_asked_for(tmp_path: Path, capsys: pytest
         (("new", "OUT", "--dim", "8"), "the following arguments are required: --hidden, --depth"),
         (("new", "OUT", *NEW, "--dim", "eight"), "argument --dim: invalid int value: 'eight'"),
         (("new", "OUT", *NEW, "--dim", "0"), "new: error: dim: expected an integer from 1 to 1,048,576, got 0"),
-        (("new", "OUT", *NEW, "--activation", "gelo"), "argument --activation: invalid choice: 'gelo'"),
+        (("new", "OUT", *NEW, "--activation", "gelo"), "--activation: expected one of gelu, gelu_tanh, silu, relu,"),
         (("new", "OUT", *NEW, "--eps", "nan"), "argument --eps: expected a finite number, got 'nan'"),
         (("new", "OUT", *NEW, "--name", ""), 'name: expected up to 128 letters'),
         (("new", "/proc/none/OUT", *NEW), "/proc/none: No such file or directory"),
