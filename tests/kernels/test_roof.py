@@ -93,3 +93,13 @@ def test_the_command_prints_the_roof_and_writes_it(
     assert document["roof"]["copy_gb_per_s"] > 0
     assert document["roof"]["ridge_flop_per_byte"]["float32"] > 0
     assert document["conditions"]["threads"] == torch.get_num_threads()
+
+
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "measured_roof", lambda *_: pytest.fail("measured"))
+    assert main(["roof", "--json", str(tmp_path / "nodir" / "x.json")]) == 2
+    sentence = capsys.readouterr().err
+    assert sentence.count("\n") == 1
+    assert f"--json: expected a directory that is there, got {tmp_path / 'nodir'}" in sentence

@@ -2,6 +2,9 @@
 
 import builtins
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,6 +154,14 @@ def test_the_command_prints_tables_and_writes_files(tmp_path: Path, capsys: pyte
     for name, operator in (("eager", "aten::rms_norm"), ("fused", "aten::linalg_vector_norm")):
         events = json.loads((tmp_path / f"trace-{name}.json").read_text())["traceEvents"]
         assert operator in {event.get("name") for event in events}
+
+
+@pytest.mark.slow
+def test_the_command_keeps_kinetos_log_off_stderr() -> None:
+    command = [sys.executable, "-m", "models", "profile", "digits", "--backends", "eager", "--rows", "1"]
+    environment = {name: value for name, value in os.environ.items() if name != "KINETO_LOG_LEVEL"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert "profiler_start" not in done.stderr
 
 
 def test_a_chart_without_matplotlib_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
