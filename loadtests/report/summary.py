@@ -5,7 +5,6 @@ All of it is derived from the document; nothing is claimed that the spread over 
 
 import math
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 from loadtests.evidence import Evidence, Knee
@@ -14,6 +13,8 @@ from loadtests.report.points import OfferedLoad, Spread, fault, number, points
 
 STEP = WITHIN - 1  # how closely the search for a knee looks
 REASONS = 3  # that are told; the table of runs has all
+FEWEST_ROUNDS = 3  # that bear a verdict: repeats of a single round contradict each other
+FIGURE = re.compile(r"\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,12 @@ def worth(evidence: Evidence) -> str:
             ratio, by_users = found
             basis = f"the replies a second to {by_users}"
         figures = f"{ratio.value:.2f} times {basis} ({ratio.spread})"
-        if ratio.is_tie:
+        if ratio.rounds < FEWEST_ROUNDS:
+            clauses.append(
+                f"whether fusing pays against {other} cannot be said from {_rounds(ratio.rounds)}, "
+                f"with {ratio.value:.2f} times {basis}; {_more_rounds(evidence)}"
+            )
+        elif ratio.is_tie:
             clauses.append(f"fused and {other} tie {ratio.tie}, with {figures}")
         elif ratio.value > 1:
             clauses.append(f"fusing pays against {other}, with {figures}")
@@ -105,9 +111,11 @@ def standing(evidence: Evidence) -> str:
     total = len(evidence.runs)
     reasons_of_runs = [reason for run in evidence.runs if (reason := fault(run)) is not None]
     rejected = len(reasons_of_runs)
-    first = {re.sub(r"\d+", "", reason): reason for reason in reversed(reasons_of_runs)}
-    faults = Counter(re.sub(r"\d+", "", reason) for reason in reasons_of_runs)
-    reasons = _listed([f"{first[kind]} ({count} such)" for kind, count in faults.most_common(REASONS)])
+    faults: dict[str, list[str]] = {}
+    for reason in reasons_of_runs:
+        faults.setdefault(FIGURE.sub("", reason), []).append(reason)
+    often = sorted(faults.values(), key=len, reverse=True)[:REASONS]
+    reasons = _listed([f"{_together(alike)} ({len(alike)} such)" for alike in often])
     if len(faults) > REASONS:
         reasons += f", besides {len(faults) - REASONS} other reasons"
     checked, wrong = (sum(getattr(run, name) for run in evidence.runs) for name in ("checked", "wrong"))
@@ -181,6 +189,22 @@ def _rate(knee: Knee, is_first: bool) -> str:
     rate = f"holds {number(knee.rate_per_s or 0)} requests a second" if is_first else number(knee.rate_per_s or 0)
     rounds = f"{number(low)} to {number(high)}{' over the rounds' if is_first else ''}"
     return f"{rate} ({rounds if len(knee.rounds_per_s) > 1 else 'one round'})"
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
+
+
+def _more_rounds(evidence: Evidence) -> str:
+    made = max((run.round + 1 for run in evidence.runs), default=0)
+    return f"take --rounds {FEWEST_ROUNDS}" if made < FEWEST_ROUNDS else f"take more --rounds than {made}"
+
+
+def _together(reasons: list[str]) -> str:
+    """Return reasons that differ in figures alone as one, each figure that differs as a range."""
+    columns = zip(*(FIGURE.findall(reason) for reason in reasons), strict=True)
+    ranges = iter([tuple(dict.fromkeys((min(each, key=float), max(each, key=float)))) for each in columns])
+    return FIGURE.sub(lambda _: " to ".join(next(ranges)), reasons[0])
 
 
 def _listed(parts: list[str]) -> str:

@@ -64,8 +64,25 @@ def test_it_calls_a_tie_what_the_search_leaves_open() -> None:
 
 
 def test_another_number_of_rounds_is_compared_as_well() -> None:
+    said = knees(fused=[200.0, 200.0, 220.0, 220.0], eager=[100.0, 110.0, 120.0])
+    assert said == "Fusing pays against eager, with 1.91 times the rate (1.67 to 2.20 over 3 rounds)."
+
+
+def test_too_few_rounds_that_hold_bear_no_verdict_though_enough_were_made() -> None:
     said = knees(fused=[200.0, 220.0], eager=[100.0, 110.0, 120.0])
-    assert said == "Fusing pays against eager, with 1.91 times the rate (1.67 to 2.20 over 2 rounds)."
+    assert said == (
+        "Whether fusing pays against eager cannot be said from 2 rounds, with 1.91 times the rate; "
+        "take more --rounds than 3."
+    )
+
+
+@pytest.mark.parametrize(("rounds", "told"), [(1, "1 round"), (2, "2 rounds")])
+@pytest.mark.parametrize("has_knees", [True, False], ids=["knee", "closed loop"])
+def test_fewer_than_three_rounds_bear_no_verdict(rounds: int, told: str, has_knees: bool) -> None:
+    evidence = made_evidence.compared({"eager": 450.0, "fused": 950.0}, rounds=rounds)
+    said = worth(evidence if has_knees else replace(evidence, knees=[]))
+    assert said.startswith(f"Whether fusing pays against eager cannot be said from {told}, with ")
+    assert said.endswith(f"times {'the rate' if has_knees else 'the replies a second to 16 users'}; take --rounds 3.")
 
 
 def test_a_round_that_held_nothing_is_not_left_out() -> None:
@@ -106,7 +123,18 @@ def test_reasons_that_differ_in_figures_alone_are_told_once() -> None:
     for place, share in enumerate((83, 91, 85)):
         evidence.runs[place] = replace(evidence.runs[place], invalid=f"the generator used {share}% of a core")
     evidence.runs[9] = replace(evidence.runs[9], invalid="it was late")
-    assert "marked: the generator used 83% of a core (3 such) and it was late (1 such), and" in standing(evidence)
+    told = standing(evidence)
+    assert "marked: the generator used 83 to 91% of a core (3 such) and it was late (1 such), and" in told
+
+
+def test_a_figure_that_differs_between_runs_is_told_as_its_range() -> None:
+    evidence = made_evidence.compared()
+    for place, late_ms in enumerate(("20", "1725.9", "14.6")):
+        said = f"1% of the requests left more than {late_ms} ms late, and 10 ms is allowed"
+        evidence.runs[place] = replace(evidence.runs[place], invalid=said)
+    assert "1% of the requests left more than 14.6 to 1725.9 ms late, and 10 ms is allowed (3 such)" in standing(
+        evidence
+    )
 
 
 def test_a_wrong_reply_makes_nothing_to_be_relied_on() -> None:
