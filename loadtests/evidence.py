@@ -109,6 +109,7 @@ class Knee:
     above_per_s: float | None
     rounds_per_s: list[float]  # each round's own bound, for the spread
     note: str | None  # why there is no figure
+    at_least_per_s: float | None = None  # held in the majority of rounds, where the search ended before it had a figure
 
 
 @dataclass(slots=True)

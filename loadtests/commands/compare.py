@@ -12,12 +12,17 @@ from loadtests.measuring import session
 from loadtests.measuring.comparison import Comparison, Plan
 from loadtests.measuring.expected import WrongAnswerError
 from loadtests.report.page import write_report
+from loadtests.report.terminal import lines
 
-WRONG, ENDED_EARLY, INTERRUPTED = 1, 1, 130
+WRONG, ENDED_EARLY, NO_FIGURE, INTERRUPTED = 1, 1, 1, 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
+    parser.epilog = (
+        "Ends with status 0; 1 where a reply was wrong, the server stopped answering, or the search found no rate for "
+        "any backend; 2 where nothing could be measured; 130 where it was interrupted."
+    )
     session.add_arguments(parser)
     parser.add_argument("--users", type=numbers(whole), default=[1, 4, 16], help="of the closed loop")
     parser.add_argument(
@@ -81,20 +86,16 @@ def run(options: argparse.Namespace) -> int:
         evidence.write(path)
         written = [path, *ready.generator.write_statistics(options.out)]
     written += write_report(evidence, options.out)
-    say(evidence)
+    print("\n".join(lines(evidence)))
+    invalid = sum(each.invalid is not None for each in evidence.runs)
+    if invalid:
+        print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
+    print()
     for file in written:
         print(file)
     if evidence.ended_early is not None:
         print(f"error: {evidence.ended_early}; what was measured before is in {path}", file=sys.stderr)
+    elif options.knee and not any(each.rate_per_s for each in evidence.knees):
+        print("error: no backend has a rate that holds; --no-knee does without the search", file=sys.stderr)
+        status = NO_FIGURE
     return status
-
-
-def say(evidence: Evidence) -> None:
-    """Print what each backend holds."""
-    for each in evidence.knees:
-        held = f"{each.rate_per_s:.4g} requests a second" if each.rate_per_s else f"no figure: {each.note}"
-        spread = f" (rounds {min(each.rounds_per_s):.4g} to {max(each.rounds_per_s):.4g})" if each.rate_per_s else ""
-        print(f"{each.backend}: p99 within {evidence.objective_ms:g} ms up to {held}{spread}")
-    invalid = sum(each.invalid is not None for each in evidence.runs)
-    if invalid:
-        print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")

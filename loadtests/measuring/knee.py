@@ -55,8 +55,7 @@ class Search:
 
     def give_up(self, reason: str) -> None:
         """End the search: the generator ended first."""
-        held = f"; {self.held_per_s:.4g} a second held before" if self.held_per_s else ""
-        self.note = f"at {self.rate_per_s:.4g} a second {reason}{held}"
+        self.note = f"at {self.rate_per_s:.4g} a second {reason}"
 
 
 def after(previous: Search) -> Search:
@@ -75,6 +74,9 @@ def knee(backend: str, searches: list[Search]) -> Knee:
     )
     notes = [search.note for search in searches if search.note is not None]
     if len(rounds) * 2 <= len(searches):
-        return Knee(backend, None, None, [held for held, _ in rounds], notes[0] if notes else "no round was measured")
+        each_held = sorted(search.held_per_s or 0.0 for search in searches)
+        at_least = each_held[(len(each_held) - 1) // 2] if each_held else 0.0
+        note = notes[0] if notes else "no round was measured"
+        return Knee(backend, None, None, [held for held, _ in rounds], note, at_least or None)
     held, above = rounds[(len(rounds) - 1) // 2]
     return Knee(backend, held, above, [each for each, _ in rounds], None)

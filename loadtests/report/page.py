@@ -254,7 +254,8 @@ def held(knee: Knee | None) -> Cell:
     """Return the rate of a knee, and below it that of each round, or why there is none."""
     if knee is None:
         return NONE
-    rate = NONE if knee.rate_per_s is None else number(knee.rate_per_s)
+    least = NONE if knee.at_least_per_s is None else f"at least {number(knee.at_least_per_s)}"
+    rate = least if knee.rate_per_s is None else number(knee.rate_per_s)
     rounds = ", ".join(number(each) for each in knee.rounds_per_s)
     return tuple(part for part in (rate, rounds, knee.note or "") if part)
 

@@ -62,7 +62,8 @@ def capacity(evidence: Evidence) -> str:
     missing = [name for name in evidence.backends if name in noted and name not in knees]
     unsearched = [name for name in evidence.backends if name not in noted]
     if missing:
-        reasons = [f"{name} ({noted[name].note or 'no run of it counts'})" for name in missing]
+        counted = {run.backend for run in evidence.runs if fault(run) is None}
+        reasons = [f"{name} ({_why(noted[name], name in counted)})" for name in missing]
         clauses.append(f"no {such} was found for {_listed(reasons)}")
     if unsearched:
         clauses.append(f"no {such} was searched for {_listed(unsearched)}")
@@ -189,6 +190,11 @@ def _rate(knee: Knee, is_first: bool) -> str:
     rate = f"holds {number(knee.rate_per_s or 0)} requests a second" if is_first else number(knee.rate_per_s or 0)
     rounds = f"{number(low)} to {number(high)}{' over the rounds' if is_first else ''}"
     return f"{rate} ({rounds if len(knee.rounds_per_s) > 1 else 'one round'})"
+
+
+def _why(knee: Knee, is_counted: bool) -> str:
+    held = f"at least {number(knee.at_least_per_s)} a second held; " if knee.at_least_per_s and is_counted else ""
+    return f"{held}{knee.note or 'no run of it counts'}"
 
 
 def _rounds(count: int) -> str:

@@ -29,3 +29,10 @@ def test_a_generator_at_its_limit_is_a_fault_in_a_sentence(made: Tally, message:
 
 def test_a_millisecond_late_is_allowed_however_tight_the_objective() -> None:
     assert fault_of(tally(0.1, [0.9] * 100), 0.5) is None
+
+
+@pytest.mark.parametrize(("cpu", "is_told"), [(0.1, True), (0.7, False)])
+def test_a_generator_that_was_late_without_using_its_core_has_a_likely_cause(cpu: float, is_told: bool) -> None:
+    assert (
+        "start the server with fewer threads (`-- --threads 1`)" in str(fault_of(tally(cpu, [20.0]), 50))
+    ) is is_told

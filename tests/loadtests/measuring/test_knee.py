@@ -60,4 +60,14 @@ def test_there_is_no_knee_where_the_generator_ended_first() -> None:
     search.give_up("the generator used 95% of a core")
     found = knee("fused", [search])
     assert (found.rate_per_s, found.above_per_s) == (None, None)
-    assert found.note == "at 150 a second the generator used 95% of a core; 100 a second held before"
+    assert found.note == "at 150 a second the generator used 95% of a core"
+    assert found.at_least_per_s == 100
+
+
+def test_what_held_before_the_search_ended_is_the_median_round_of_which_one_may_have_held_nothing() -> None:
+    searches = [Search(100.0), Search(100.0), Search(100.0)]
+    for search, held in zip(searches, (True, False, True), strict=True):
+        search.tell(held)
+        search.give_up("it was late")
+    assert knee("fused", searches).at_least_per_s == 100
+    assert knee("fused", searches[:2]).at_least_per_s is None

@@ -168,6 +168,10 @@ def test_without_any_knee_it_says_whether_one_was_searched() -> None:
         "No rate with 99 of 100 requests answered within 50 ms was found for eager (eager was late) and fused "
         "(fused was late)."
     )
+    late[0] = replace(late[0], at_least_per_s=70.0)
+    assert "for eager (at least 70.0 a second held; eager was late) and fused" in capacity(
+        replace(evidence, knees=late)
+    )
     assert capacity(replace(evidence, knees=[])) == (
         "No rate with 99 of 100 requests answered within 50 ms was searched for eager and fused."
     )

@@ -1,0 +1,49 @@
+"""A comparison in a terminal: its sentences, the search for each knee, and each backend's figures under each load."""
+
+from collections.abc import Callable
+
+from loadtests.evidence import Evidence, Knee, Run
+from loadtests.report.points import Point, number, p50_ms, p99_ms, points, repeated
+from loadtests.report.summary import summary
+
+FIGURES: dict[str, Callable[[Run], float | None]] = {
+    "requests/s": lambda run: run.answered_per_s,
+    "p50 ms": p50_ms,
+    "p99 ms": p99_ms,
+}
+
+
+def lines(evidence: Evidence) -> list[str]:
+    """Return the lines that a terminal shows."""
+    return [
+        *summary(evidence),
+        "",
+        *(held(knee, evidence.objective_ms) for knee in evidence.knees),
+        *table(repeated(points(evidence))),
+    ]
+
+
+def held(knee: Knee, objective_ms: float) -> str:
+    """Return what the search for one backend's knee found."""
+    if knee.rate_per_s is not None:
+        extremes = f"{number(min(knee.rounds_per_s))} to {number(max(knee.rounds_per_s))}"
+        rate = f"{number(knee.rate_per_s)} requests a second (rounds {extremes})"
+        return f"{knee.backend}: p99 within {objective_ms:g} ms up to {rate}"
+    if knee.at_least_per_s is not None:
+        least = f"holds at least {number(knee.at_least_per_s)} a second"
+        return f"{knee.backend}: {least} (the search ended there: {knee.note})"
+    return f"{knee.backend}: no rate was found: {knee.note}"
+
+
+def table(found: list[Point]) -> list[str]:
+    """Return the medians over the rounds that count, under a heading; none where nothing was measured."""
+    if not found:
+        return []
+    form = "{:<10} {:<18} {:>10} {:>9} {:>9}"
+    rows = [form.format("backend", "load", *FIGURES)]
+    for point in found:
+        spreads = (point.spread(figure) for figure in FIGURES.values())
+        told = ["-" if spread is None else number(spread.median) for spread in spreads]
+        note = "" if point.counted else "  no round counts"
+        rows.append(form.format(point.backend, str(point.load), *told) + note)
+    return rows
