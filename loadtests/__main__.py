@@ -1,10 +1,10 @@
 """`python -m loadtests`: measurements of a running server, over HTTP alone."""
 
-import argparse
 import sys
 from importlib import import_module
 
 from loadtests.errors import LoadTestError
+from loadtests.flags import Help, Parser
 
 # Name to one line of help. Only the chosen one's module is imported: locust patches the standard library where it is.
 COMMANDS = {
@@ -23,19 +23,34 @@ def main(arguments: list[str]) -> int:
     Returns:
         Its status; with a line on stderr 2 where it could not be run, and 130 where it was interrupted.
     """
-    parser = argparse.ArgumentParser(prog="python -m loadtests", description=__doc__, allow_abbrev=False)
+    parser = Parser(prog="python -m loadtests", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, dest="command")
     parsers = {  # flags in full: what leaves the key out of a document looks for `--key`
-        name: commands.add_parser(name, help=line, description=line, allow_abbrev=False)
+        name: commands.add_parser(name, help=line, description=line, allow_abbrev=False, formatter_class=Help)
         for name, line in COMMANDS.items()
     }
-    name = next((each for each in arguments if not each.startswith("-")), "")
+    name = arguments[0] if arguments else ""
     if name not in parsers:
         parser.parse_args(arguments)  # prints the help, or what is wrong with the name, and exits
-    module = import_module(f"loadtests.commands.{name}")
-    module.add_arguments(parsers[name])
+        parser.error(f"expected a command first, got {name!r}")
     try:
-        return int(module.run(parser.parse_args(arguments)))
+        module = import_module(f"loadtests.commands.{name}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package == __package__:
+            raise
+        print(f"error: {name} needs {package}, which is not installed; run `make setup-dev`", file=sys.stderr)
+        return 2
+    module.add_arguments(parsers[name])
+    own, server = arguments[1:], []
+    if "--" in own and parsers[name].get_default("service_flags") is not None:
+        place = own.index("--")
+        own, server = own[:place], own[place + 1 :]
+    options = parsers[name].parse_args(own)
+    if server:
+        options.service_flags = server
+    try:
+        return int(module.run(options))
     except (OSError, LoadTestError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

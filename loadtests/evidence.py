@@ -168,5 +168,11 @@ def read(path: Path) -> Evidence:
             for each in document["runs"]
         ]
         return Evidence(**document | {"runs": runs, "knees": [Knee(**each) for each in document["knees"]]})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except FileNotFoundError as error:
+        raise EvidenceError(f"{path}: no such file") from error
+    except KeyError as error:
+        raise EvidenceError(
+            f"{path}: expected a document of `python -m loadtests compare`, got one without the field {error}"
+        ) from error
+    except (OSError, ValueError, TypeError) as error:
         raise EvidenceError(f"{path}: expected a document of `python -m loadtests compare`, got {error}") from error

@@ -1,10 +1,27 @@
-"""What the values of flags may be: parsers for argparse, each of which says what it expected and got."""
+"""Flags: their help with defaults, errors in one line, and parsers of values, which say what they expected and got."""
 
 import argparse
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that are one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "", []) or isinstance(action.default, bool):
+            return action.help
+        return super()._get_help_string(action)
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with 2."""
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
 def whole(text: str, least: int = 1) -> int:

@@ -24,14 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "any backend; 2 where nothing could be measured; 130 where it was interrupted."
     )
     session.add_arguments(parser)
-    parser.add_argument("--users", type=numbers(whole), default=[1, 4, 16], help="of the closed loop")
+    parser.add_argument("--users", type=numbers(whole), default="1,4,16", help="of the closed loop, comma-separated")
     parser.add_argument(
         "--rates",
         type=lambda text: None if text == "auto" else numbers(positive)(text),
-        default=None,
-        help="requests a second of the open loop; auto: shares of each backend's knee, and beyond it",
+        default="auto",
+        help="requests a second of the open loop, comma-separated; auto: shares of each backend's knee, and beyond it",
     )
-    parser.add_argument("--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds")
+    parser.add_argument(
+        "--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds (default: --knee)"
+    )
     parser.add_argument("--rounds", type=whole, default=3, help="of each run")
 
 
@@ -41,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         LoadTestError, OSError: nothing could be measured.
     """
-    session.make_directory(options.out)
+    session.require_directory(options.out)
     session.end_on_sigterm()
     path = options.out / DOCUMENT
     evidence: Evidence | None = None
@@ -53,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     status = 0
     with session.session(options, keep) as ready:
+        session.make_directory(options.out)
         evidence = Evidence(
             conditions=conditions() | {"dtype": options.dtype, "processes": ready.generator.count},
             model=ready.target.model,

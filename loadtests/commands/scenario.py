@@ -21,6 +21,7 @@ from loadtests.measuring.measurement import Measurement
 from loadtests.measuring.objective import Verdict, table
 from loadtests.measuring.overload import growth, overload, percentile
 from loadtests.measuring.scenarios import SCENARIOS, Scenario
+from loadtests.report.points import load_of, number
 
 DOCUMENT = "scenario.json"
 FAILED, INTERRUPTED = 1, 130
@@ -29,8 +30,9 @@ FAILED, INTERRUPTED = 1, 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("name", choices=list(SCENARIOS), help="; ".join(f"{k}: {v.what}" for k, v in SCENARIOS.items()))
-    session.add_arguments(parser)
+    session.add_arguments(parser, "NAME ")
     parser.set_defaults(backends="fused,compiled,eager", seconds=None)
+    parser.epilog = "The default of --seconds: " + ", ".join(f"{k} {v.seconds:g}" for k, v in SCENARIOS.items())
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--users", type=whole, default=16, help="at the peak, each sending without a pause")
     load.add_argument("--rate", type=positive, help="requests a second at the peak, in an open loop instead")
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         LoadTestError, OSError: it could not be run.
     """
-    session.make_directory(options.out)
+    session.require_directory(options.out)
     session.end_on_sigterm()
     scenario = SCENARIOS[options.name]
     seconds = options.seconds or scenario.seconds
@@ -69,6 +71,7 @@ def run(options: argparse.Namespace) -> int:
     }
     fault, verdicts = None, []
     with session.session(options, runs.append) as ready:
+        session.make_directory(options.out)
         document |= {"model": ready.target.model, "backends": ready.backends}
         kinds = scenario.kinds(list(ready.backends), options.rows)
         load = Load(
@@ -108,8 +111,21 @@ def run(options: argparse.Namespace) -> int:
     if fault is not None:
         print(f"error: {fault}; what was measured before is in {path}", file=sys.stderr)
         return status
+    print("\n".join(figures(runs)))
     print(table(verdicts))
     return 0 if all(each.has_passed for each in verdicts) else FAILED
+
+
+def figures(runs: list[Run]) -> list[str]:
+    """Return what each run came to, and why it says nothing about the server where it does not."""
+    told = []
+    for run in runs:
+        p99 = f"p99 {number(run.latency_ms.p99)} ms" if run.latency_ms else "no reply with 200"
+        rates = f"{number(run.answered_per_s)} requests/s answered, {number(run.goodput_per_s)} in time, {p99}"
+        told.append(f"{run.backend}, {load_of(run)}: {rates}")
+        if run.invalid is not None:
+            told.append(f"  says nothing about the server: {run.invalid}")
+    return told
 
 
 def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: Measurement, run: Run) -> list[Verdict]:

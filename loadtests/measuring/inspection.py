@@ -7,8 +7,10 @@ from urllib.parse import quote
 from loadtests.generator.target import Target, TargetError, get
 
 
-def inspect(host: str, port: int, model: str, wire: str, seed: int, key: str) -> tuple[Target, dict[str, str]]:
+def inspect(host: str, port: int, model: str | None, wire: str, seed: int, key: str) -> tuple[Target, dict[str, str]]:
     """Return the server as a target, and its ready backends with what implements each.
+
+    `model` None takes the one it has.
 
     Raises:
         TargetError: it is not there, is not ready, or does not have the model.
@@ -19,6 +21,11 @@ def inspect(host: str, port: int, model: str, wire: str, seed: int, key: str) ->
         raise TargetError(
             f"{url}: expected a server that is ready, got {status} {said(body)}; wait for /v2/health/ready"
         )
+    served = served_name(host, port, key)
+    if model is None:
+        model = served
+    elif model != served:
+        raise TargetError(f"{url}: no model {model!r} here, this server has {served!r}; give the model: {served}")
     metadata = document(host, port, f"/v2/models/{quote(model, safe='')}", key)
     state = document(host, port, "/backend", key)
     try:
@@ -29,6 +36,18 @@ def inspect(host: str, port: int, model: str, wire: str, seed: int, key: str) ->
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise TargetError(f"{url}: expected this project's server, got metadata without {error}") from error
     return Target(host, port, model, wire, width_in, width_out, seed, key), ready
+
+
+def served_name(host: str, port: int, key: str) -> str:
+    """Return the name of the model that a server has.
+
+    Raises:
+        TargetError: it does not say.
+    """
+    try:
+        return str(document(host, port, "/model", key)["name"])
+    except (KeyError, TypeError) as error:
+        raise TargetError(f"http://{host}:{port}/model: expected this project's server, got no name") from error
 
 
 def chosen(wanted: list[str], ready: dict[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from loadtests.measuring.inspection import chosen, inspect, said
 from loadtests.measuring.measurement import Measurement
 from loadtests.server_process import ROOT, ServerProcess
 
+MODEL = "digits"  # of a server that is started
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -37,10 +40,18 @@ class Session:
     server_pid: int | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which server is loaded, with what, and from how many processes."""
-    parser.add_argument("model", nargs="?", default="digits", help="model directory, or a name under models/zoo")
-    parser.add_argument("service_flags", nargs="*", metavar="-- FLAGS", help="more flags of the server that is started")
+def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
+    """Add the flags that say which server is loaded, with what, and from how many processes.
+
+    `name` stands before them in the usage.
+    """
+    parser.usage = f"{parser.prog} {name}[model] --out OUT [flags] [-- flags of the server that is started]"
+    parser.set_defaults(service_flags=[])  # what stands behind `--`
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help=f"model directory, or a name under models/zoo (default: {MODEL}, or what --url's server has)",
+    )
     parser.add_argument("--url", help="a running server that has the model; without it one is started and ended")
     parser.add_argument("--server-pid", type=int, help="the process of --url's server, where it runs on this host")
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
@@ -60,17 +71,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that make it elsewhere; they are waited for",
     )
     parser.add_argument("--bind", default="127.0.0.1", help="address that remote workers connect to")
-    parser.add_argument(
-        "--key", default=os.environ.get("MLP_API_KEY", ""), help="the server's key; better set as MLP_API_KEY"
-    )
+    parser.add_argument("--key", default="", help="the server's key; better set as MLP_API_KEY")
     parser.add_argument("--out", type=Path, required=True, help="directory to write to")
 
 
-def make_directory(path: Path) -> None:
-    """Make the directory that is written to, and find out now whether that can be done.
+def require_directory(path: Path) -> None:
+    """Find out whether the directory that is written to is there or can be made, without making it.
 
     Raises:
         LoadTestError: it cannot.
+    """
+    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        why = "cannot be written to" if there.is_dir() else "is no directory"
+        raise LoadTestError(f"--out {path}: expected a directory that can be written to: {there} {why}")
+
+
+def make_directory(path: Path) -> None:
+    """Make the directory that is written to, once nothing is left to refuse.
+
+    Raises:
+        LoadTestError: it cannot be made or written to.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -94,6 +115,19 @@ def served_name(model: str) -> str:
         raise LoadTestError(f"expected a model directory, or a name under models/zoo, got {model!r}") from error
 
 
+def name_at_url(model: str) -> str:
+    """Return the name of a model that a running server has: that of a directory, or the name itself.
+
+    Raises:
+        LoadTestError: it is a path, and nothing is there.
+    """
+    if Path(model).is_dir():
+        return served_name(model)
+    if os.sep in model:
+        raise LoadTestError(f"{model}: no such directory")
+    return model
+
+
 @contextmanager
 def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterator[Session]:
     """Start what is needed, try each backend once, and end it all afterwards.
@@ -103,19 +137,24 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
     """
     if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
         raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")
+    if options.service_flags and options.url is not None:
+        raise LoadTestError(
+            f"-- {shlex.join(options.service_flags)}: expected no flags of a server beside --url, which is running"
+        )
     if options.remote_workers and options.url is None:
         raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
     with ExitStack() as stack:
         if options.url is None:
-            model, pid = served_name(options.model), None
-            flags = ["--model", options.model, "--dtype", options.dtype, *options.service_flags]
+            model, pid = served_name(options.model or MODEL), None
+            flags = ["--model", options.model or MODEL, "--dtype", options.dtype, *options.service_flags]
             flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *options.backends]))]
             server = stack.enter_context(ServerProcess.service(*flags))
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
             (host, port), pid = address(options.url), options.server_pid
-            model = served_name(options.model) if Path(options.model).is_dir() else options.model
-        target, ready = inspect(host, port, model, options.wire, options.seed, options.key)
+            model = options.model and name_at_url(options.model)
+        key = options.key or os.environ.get("MLP_API_KEY", "")
+        target, ready = inspect(host, port, model, options.wire, options.seed, key)
         wanted = chosen(options.backends, ready)
         chosen([REFERENCE], ready)  # the expected rows come from it
         first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}

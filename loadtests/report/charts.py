@@ -84,6 +84,14 @@ USES = (
 )
 
 
+NAMES = (  # of all that a report may have
+    *(f"latency-{name}" for name in ("p99", "p50")),
+    *("goodput", "throughput", "distribution", "batches", "batch-sizes", "errors"),
+    *(f"stages-{loop}" for loop in ("open", "closed")),
+    *(use.name for use in USES),
+)
+
+
 def charts(evidence: Evidence) -> list[Chart]:
     """Return every chart that the document has figures for."""
     made = [

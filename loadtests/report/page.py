@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from loadtests.evidence import Evidence, Knee, Run
-from loadtests.report.charts import charts
+from loadtests.report.charts import NAMES, charts
 from loadtests.report.drawing import DARK, LIGHT, Chart, Scheme, image
 from loadtests.report.points import Point, Spread, fault, load_of, number, points
 from loadtests.report.summary import knee_ratio, summary
@@ -38,10 +38,14 @@ class Table:
 def write_report(evidence: Evidence, directory: Path) -> list[Path]:
     """Write `report.html` and a PNG file for each chart, and return their paths, the page first.
 
+    Those of an earlier report in the directory are deleted.
+
     Raises:
         OSError: the directory cannot be made or written to.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    for name in ("report.html", *(f"{name}.png" for name in NAMES)):
+        (directory / name).unlink(missing_ok=True)
     drawn = charts(evidence)
     page = directory / "report.html"
     page.write_text(html(evidence, drawn), encoding="utf-8")

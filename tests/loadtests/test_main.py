@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,9 +9,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "loadtests", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
@@ -34,6 +35,43 @@ def test_a_flag_is_written_in_full_so_that_no_key_is_taken_for_something_else(
     assert done.returncode == 2
     assert "unrecognized arguments: --ke" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("compare",), ("scenario", "steady")], ids=["compare", "scenario"])
+def test_the_help_of_a_command_has_its_defaults_and_no_key(command: tuple[str, ...]) -> None:
+    done = run(*command, "--help", MLP_API_KEY="a-secret")
+    assert done.returncode == 0
+    said = " ".join(done.stdout.split())
+    for default in ("rows in each request (default: 1)", "p99 has to stay within (default: 50.0)", "(default: json)"):
+        assert default in said
+    assert "[-- flags of the server that is started]" in said
+    assert "None" not in said
+    assert "a-secret" not in said
+
+
+def test_an_error_of_a_command_is_one_line_that_names_its_help_and_what_is_missing() -> None:
+    done = run("compare", "--rows", "3")
+    assert done.returncode == 2
+    expected = "error: the following arguments are required: --out (see python -m loadtests compare --help)\n"
+    assert done.stderr == expected
+
+
+@pytest.mark.parametrize("missing", ["psutil", "matplotlib", "locust"])
+def test_a_package_that_is_not_installed_is_named_with_what_installs_it(missing: str) -> None:
+    hidden = (
+        f"import sys; sys.modules[{missing!r}] = None; import loadtests.__main__ as it; sys.exit(it.main(['compare']))"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == f"error: compare needs {missing}, which is not installed; run `make setup-dev`\n"
+
+
+def test_a_report_of_nothing_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    done = run("report", str(tmp_path / "nothing"))
+    assert (done.returncode, done.stderr) == (2, f"error: {tmp_path / 'nothing'}: no such file\n")
+    (tmp_path / "bench.json").write_text("{}")
+    done = run("report", str(tmp_path / "bench.json"))
+    assert "got one without the field 'version'" in done.stderr
 
 
 @pytest.mark.parametrize(

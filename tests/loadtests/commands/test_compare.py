@@ -120,7 +120,18 @@ def test_backends_take_turns_under_the_same_loads(server: RunningServer, tmp_pat
 def test_a_server_is_started_searched_for_its_knee_by_two_processes_and_ended(tiny_model: Path, tmp_path: Path) -> None:
     flags = ("--backends", "fused", "--users", "2", "--rounds", "1", "--seconds", "0.2", "--warm-up-s", "0.05")
     done = compare(
-        tmp_path / "out", str(tiny_model), *flags, "--objective-ms", "1000", "--max-in-flight", "8", "--processes", "2"
+        tmp_path / "out",
+        str(tiny_model),
+        *flags,
+        "--objective-ms",
+        "1000",
+        "--max-in-flight",
+        "8",
+        "--processes",
+        "2",
+        "--",
+        "--threads",
+        "1",
     )
     evidence = read(tmp_path / "out" / "compare.json")
     assert evidence.model == "tiny"
@@ -179,18 +190,21 @@ def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: Runn
     [
         (("--backends", "fused,nope"), "--backends: the server has eager, compiled, fused ready, not nope"),
         (("--backends", ","), "--backends: expected at least one name, got ','"),
-        (("nope",), "no model 'nope' here"),
+        (("nope",), "no model 'nope' here, this server has 'digits'; give the model: digits"),
+        (("out/mien",), "out/mien: no such directory"),
+        (("--", "--threads", "1"), "-- --threads 1: expected no flags of a server beside --url"),
         (("--rows", "5000"), "backend eager, 5000 rows: 413 too_large"),
         (("--server-pid", "99999999"), "--server-pid: there is no process 99999999"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
         (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
     ],
-    ids=["backend", "no backend", "model", "rows", "pid", "url", "users"],
+    ids=["backend", "no backend", "model", "directory", "flags", "rows", "pid", "url", "users"],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
-    refused(compare(tmp_path, "--url", server.url, *arguments), message)
+    refused(compare(tmp_path / "out", "--url", server.url, *arguments), message)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_server_that_is_not_there_or_not_ready_is_named(server: RunningServer, tmp_path: Path) -> None:
@@ -215,7 +229,7 @@ def test_a_server_that_dies_leaves_what_was_measured_before_without_its_key(
     tiny_model: Path, tmp_path: Path, start: Start
 ) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="secret").wait_ready()
-    flags = ("tiny", "--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", *BRIEF)
+    flags = ("--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", *BRIEF)
     refused(compare(tmp_path, *flags), "401 unauthorized")
     with comparing(tmp_path, *flags, "--key", "secret") as process:
         for each in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
@@ -226,6 +240,7 @@ def test_a_server_that_dies_leaves_what_was_measured_before_without_its_key(
     assert "Traceback" not in errors
     evidence = read(tmp_path / "compare.json")
     assert "stopped answering" in str(evidence.ended_early)
+    assert evidence.model == "tiny"  # which the server said
     assert evidence.runs[0].invalid is None
     assert evidence.runs[-1].invalid == evidence.ended_early
     assert "secret" not in (tmp_path / "compare.json").read_text()

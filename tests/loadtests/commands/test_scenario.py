@@ -45,6 +45,10 @@ def test_an_objective_that_is_kept_to_passes(server: RunningServer, tmp_path: Pa
     done = scenario(tmp_path, server, "soak", *flags)
     assert passed(done, tmp_path) == {"p99": True, "errors": True, "memory growth": True}
     assert "generator at its limit" in verdicts(tmp_path)
+    (measured,) = json.loads((tmp_path / "scenario.json").read_text())["runs"]
+    assert "2 users: " in done.stdout
+    assert " requests/s answered, " in done.stdout
+    assert measured["invalid"] is None or measured["invalid"] in done.stdout
     document = json.loads((tmp_path / "scenario.json").read_text())
     assert document["command"] == ["python", "-m", "loadtests", "scenario", "soak", *flags, *ends(tmp_path, server)]
     assert (document["seed"], document["users"], document["rate_per_s"]) == (0, 2, None)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtests.evidence import Evidence
-from loadtests.report.charts import charts
+from loadtests.report.charts import NAMES, charts
 from loadtests.report.page import conditions, write_report
 from loadtests.report.page import html as page_of
 from loadtests.report.summary import summary
@@ -60,6 +60,15 @@ class Reader(HTMLParser):
 
 def without_charts(evidence: Evidence) -> str:
     return page_of(evidence, [])
+
+
+def test_a_report_leaves_none_of_an_earlier_one_beside_it_and_all_else_alone(tmp_path: Path) -> None:
+    assert {chart.name for chart in charts(made_evidence.compared())} < set(NAMES)
+    for name in ("report.html", *(f"{name}.png" for name in NAMES), "mine.png"):
+        (tmp_path / name).write_text("earlier")
+    written = write_report(made_evidence.empty(), tmp_path)
+    assert set(tmp_path.iterdir()) == {*written, tmp_path / "mine.png"}
+    assert "earlier" not in (tmp_path / "report.html").read_text()[:20]
 
 
 @pytest.mark.slow
