@@ -85,9 +85,6 @@ class Watch(threading.Thread):
             received = signal.sigtimedwait(STOP_SIGNALS, POLL_S)
             # Python gives something, and no signal, where the process was stopped for longer than that and continued.
             if received is not None and received.si_signo in STOP_SIGNALS:
-                print(
-                    f"stopping  what was accepted is answered, in at most {ANSWER_S:g} s", file=sys.stderr, flush=True
-                )
                 break
             failure = self._failure()
             if failure:
