@@ -11,6 +11,7 @@ from loadtests.flags import numbers, positive, whole
 from loadtests.measuring import session
 from loadtests.measuring.comparison import Comparison, Plan
 from loadtests.measuring.expected import WrongAnswerError
+from loadtests.measuring.generator_watch import likely_cause
 from loadtests.report.page import write_report
 from loadtests.report.terminal import lines
 
@@ -93,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
     invalid = sum(each.invalid is not None for each in evidence.runs)
     if invalid:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
+    if (cause := likely_cause(evidence.runs)) is not None:
+        print(cause)
     print()
     for file in written:
         print(file)

@@ -17,6 +17,7 @@ from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.shape import ProfileShape
 from loadtests.measuring import session
 from loadtests.measuring.expected import WrongAnswerError
+from loadtests.measuring.generator_watch import likely_cause
 from loadtests.measuring.measurement import Measurement
 from loadtests.measuring.objective import Verdict, table
 from loadtests.measuring.overload import growth, overload, percentile
@@ -125,7 +126,8 @@ def figures(runs: list[Run]) -> list[str]:
         told.append(f"{run.backend}, {load_of(run)}: {rates}")
         if run.invalid is not None:
             told.append(f"  says nothing about the server: {run.invalid}")
-    return told
+    cause = likely_cause(runs)
+    return told if cause is None else [*told, cause]
 
 
 def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: Measurement, run: Run) -> list[Verdict]:

@@ -55,7 +55,8 @@ class Search:
 
     def give_up(self, reason: str) -> None:
         """End the search: the generator ended first."""
-        self.note = f"at {self.rate_per_s:.4g} a second {reason}"
+        rate = f"{self.rate_per_s:.4g}" if self.rate_per_s < 1000 else f"{self.rate_per_s:.0f}"
+        self.note = f"at {rate} a second {reason}"
 
 
 def after(previous: Search) -> Search:
