@@ -1,0 +1,167 @@
+"""What docs/operating.md and deploy/ say holds: limits, errors, metrics, commands, probes, the time a stop takes."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from service.errors import RETRY_AFTER_S, STATUS
+from service.metrics import FALLBACK_REASONS, Metrics
+from service.settings import Settings, load
+from service.watch import ANSWER_S, END_S
+from tests.service.running_server import RunningServer, Start
+
+ROOT = Path(__file__).parents[1]
+OPERATING = (ROOT / "docs/operating.md").read_text()
+COMMANDS = [line for code in re.findall(r"```\n(.*?)```", OPERATING, re.DOTALL) for line in code.splitlines()]
+STOP_S = 10  # what README and docs/operating.md promise
+MANIFESTS = [
+    document
+    for name in ("kubernetes", "kserve-runtime")
+    for document in yaml.safe_load_all((ROOT / f"deploy/{name}.yaml").read_text())
+]
+
+
+def manifest(kind: str) -> Any:
+    (found,) = [each for each in MANIFESTS if each["kind"] == kind]
+    return found
+
+
+POD = manifest("Deployment")["spec"]["template"]["spec"]
+CONTAINERS = [POD["containers"][0], manifest("ServingRuntime")["spec"]["containers"][0]]
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_every_error_code_has_a_heading_with_its_status_and_when_to_try_again(code: str) -> None:
+    (text,) = re.findall(rf"^### `{code}`\n\n(.*?)(?=\n#)", OPERATING, re.DOTALL | re.MULTILINE)
+    retry = RETRY_AFTER_S.get(code)
+    assert text.startswith(f"{STATUS[code]}." if retry is None else f"{STATUS[code]}, `Retry-After: {retry}`.")
+
+
+def test_no_heading_is_of_an_error_that_there_is_not() -> None:
+    assert re.findall(r"^### `(\w+)`", OPERATING, re.MULTILINE) == list(STATUS)
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_named(name: str) -> None:
+    assert re.search(rf"--{name.replace('_', '-')}(?![\w-])", OPERATING)
+
+
+def test_every_flag_of_the_table_of_limits_is_a_setting() -> None:
+    flags = re.findall(r"^\| `--([\w-]+)`", OPERATING, re.MULTILINE)
+    assert len(flags) == 8
+    assert {flag.replace("-", "_") for flag in flags} <= set(Settings.model_fields)
+
+
+def test_the_metrics_are_those_that_there_are_with_their_labels() -> None:
+    def labels_of(samples: list[Any]) -> set[str]:
+        return {label for sample in samples for label in sample.labels} - {"le"}
+
+    metrics = Metrics(("eager",), 1)
+    there = {
+        f"{each.name}_total" if each.type == "counter" else each.name: labels_of(each.samples)
+        for each in metrics.collect()
+    }
+    shown = re.findall(r"^\| `(mlp_\w+)(?:\{([\w,]+)\})?`", OPERATING, re.MULTILINE)
+    assert {name: set(filter(None, labels.split(","))) for name, labels in shown} == there
+    for reason in FALLBACK_REASONS:
+        assert re.search(rf"^\| `{reason}` \|", OPERATING, re.MULTILINE)
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_every_command_is_one_that_is_there(line: str) -> None:
+    words = shlex.split(line)
+    if words[0] == "make":
+        (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
+        load(shlex.split(flags))
+    elif words[:2] == ["docker", "run"]:
+        (image,) = [index for index, word in enumerate(words) if word.startswith("fused-mlp-server")]
+        load(words[image + 1 :])
+    elif words[:2] == ["docker", "build"]:
+        for argument in re.findall(r"--build-arg (\w+)=", line):
+            assert f"ARG {argument}" in (ROOT / "Dockerfile").read_text()
+    elif words[:2] == ["kubectl", "apply"]:
+        assert (ROOT / words[-1]).is_file()
+    else:
+        assert words[0] == "curl"  # run below
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_rollouts_commands_do_what_the_page_says(start: Start, tiny_model: Path) -> None:
+    (flags,) = [re.findall('"(.*)"', line)[0] for line in COMMANDS if line.startswith("make serve")]
+    server = start("--model", str(tiny_model), "--backends", "eager,fused", *shlex.split(flags)).wait_ready()
+    replies = [curl(server, line) for line in COMMANDS if line.startswith("curl")]
+    first, metrics, raised, switched, back, mended, auto = replies
+    assert "mlp_shadow_drift" in metrics
+    assert "mlp_request_seconds" in metrics
+    states = [json.loads(each) for each in (first, raised, switched, back, mended, auto)]
+    assert [each["default"] for each in states] == ["eager", "eager", "fused", "eager", "fused", "fused"]
+    assert [each["canary"].get("fused", 0) for each in states] == [0.05, 0.5, 0, 0, 0, 0]
+    assert [each["is_auto"] for each in states] == [False] * 5 + [True]
+
+
+def curl(server: RunningServer, line: str) -> str:
+    command = line.replace("http://127.0.0.1:8000", server.url) + " --fail"
+    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("container", CONTAINERS, ids=("kubernetes", "kserve"))
+def test_a_manifests_ports_flags_and_variables_are_the_servers(container: Any) -> None:
+    settings = load([*container["args"], "--model", "digits"])
+    assert [port["containerPort"] for port in container["ports"]] == [settings.port]
+    assert f"EXPOSE {settings.port}\n" in (ROOT / "Dockerfile").read_text()
+    for variable in container.get("env", []):
+        assert variable["name"].removeprefix("MLP_").lower() in Settings.model_fields
+    assert float(container["resources"]["limits"]["cpu"]).is_integer()
+    assert (
+        f"--uid {container['securityContext'].get('runAsUser', POD['securityContext']['runAsUser'])} "
+        in (ROOT / "Dockerfile").read_text()
+    )
+
+
+@pytest.mark.parametrize("container", CONTAINERS, ids=("kubernetes", "kserve"))
+def test_a_manifests_probes_ask_routes_that_need_no_key(container: Any, client: httpx.Client) -> None:
+    from service.http import OPEN_PATHS
+
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe, path in (("startup", "ready"), ("readiness", "ready"), ("liveness", "live")):
+        asked = container[f"{probe}Probe"]["httpGet"]
+        assert asked["path"] == f"/v2/health/{path}"
+        assert asked["path"] in OPEN_PATHS
+        assert client.get(asked["path"]).status_code == 200
+        assert ports.get(asked["port"], asked["port"]) == 8000
+
+
+def test_the_grace_period_covers_the_hook_and_the_stop() -> None:
+    command = CONTAINERS[0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert command[0] == "sleep"
+    assert ANSWER_S < END_S < STOP_S
+    assert POD["terminationGracePeriodSeconds"] >= int(command[1]) + STOP_S
+    assert f"within {STOP_S} seconds" in OPERATING
+    assert f"{ANSWER_S:g} seconds" in OPERATING
+
+
+def test_the_service_and_the_autoscaler_reach_the_deployment() -> None:
+    deployment, service = manifest("Deployment"), manifest("Service")
+    autoscaler = manifest("HorizontalPodAutoscaler")["spec"]
+    assert service["spec"]["selector"] == deployment["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in CONTAINERS[0]["ports"]}
+    assert autoscaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    (pods,) = [each["pods"] for each in autoscaler["metrics"] if each["type"] == "Pods"]
+    assert pods["metric"]["name"] in {each.name for each in Metrics(("eager",), 1).collect() if each.type == "gauge"}
+    assert int(pods["target"]["averageValue"]) == load([]).queue_rows() // 4
+
+
+def test_prometheus_is_pointed_at_the_metrics(client: httpx.Client) -> None:
+    annotations = manifest("Deployment")["spec"]["template"]["metadata"]["annotations"]
+    assert client.get(annotations["prometheus.io/path"]).status_code == 200
+    assert annotations["prometheus.io/port"] == str(CONTAINERS[0]["ports"][0]["containerPort"])
