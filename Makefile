@@ -79,7 +79,7 @@ peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, 40 minutes
 gpu:  ## Check and measure everything on a GPU, in under 8 minutes; needs torch, triton, numpy and safetensors alone.
 	@$(PYTHON) -m models.gpu $(ARGS)
 
-docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md and docs/peers.md.
+docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md and of docs/.
 	@$(BIN)/python -m docs.render
 
 loadtest: $(VENV)/dev.stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".

@@ -10,6 +10,7 @@ import json
 import re
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from loadtests.report.points import Point, held, number, p50_ms, p99_ms, request
 from loadtests.report.summary import knee_ratio, knees_of, summary
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = (ROOT / "README.md", ROOT / "docs/measurements.md", ROOT / "docs/peers.md")
+DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/measurements.md", "docs/peers.md", "docs/protocol.md"))
 RESULTS = ROOT / "docs/results"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DIGEST = "Digest"  # the field of a PNG file
@@ -274,6 +275,111 @@ def peers_cell(cell: dict[str, Any]) -> str:
     return f"{shown}; {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
+def protocol() -> str:
+    """Render the server's own OpenAPI document, a table a route."""
+    document = openapi()
+    sections = []
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            said = operation.get("description") or f"{operation['summary']}."
+            sections += [
+                f"## `{method.upper()} {path}`",
+                "",
+                " ".join(said.split()),
+                "",
+                *route_table(operation, document),
+                "",
+            ]
+    error = fields({"$ref": "#/components/schemas/ErrorReply"}, document)
+    sections += ["## Errors", "", "Of every route:", "", "| field | type | meaning |", "|---|---|---|"]
+    sections += [f"| {' | '.join(row)} |" for row in error]
+    return "\n".join(sections) + "\n"
+
+
+def openapi() -> dict[str, Any]:
+    """Return the document that a server of the bundled model serves at /openapi.json."""
+    from models.config import ModelConfig
+    from models.directory import resolve
+    from service.server import Server
+    from service.settings import Settings
+
+    model = resolve("digits")
+    with tempfile.TemporaryDirectory() as directory:
+        server = Server(Settings(device="cpu", dtype="float32"), model, ModelConfig.load(model), Path(directory))
+        document: dict[str, Any] = server.host.app.openapi()
+    return document
+
+
+def route_table(operation: dict[str, Any], document: dict[str, Any]) -> list[str]:
+    """Render what one route takes and answers."""
+    rows = []
+    for parameter in operation.get("parameters", []):
+        schema = parameter["schema"]
+        meaning = parameter.get("description") or " or ".join(schema["enum"])
+        rows.append(("path", f"`{parameter['name']}`", type_of(schema), meaning))
+    if "requestBody" in operation:
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        rows += [("body", *row) for row in fields(schema, document)]
+    for media_type, reply in operation["responses"]["200"]["content"].items():
+        found = fields(reply["schema"], document)
+        rows += [("reply", *row) for row in found] or [("reply", "the whole", f"`{media_type}`", "not in fields")]
+    return ["| in | field | type | meaning |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def fields(schema: dict[str, Any], document: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return name, type and meaning of each field of a schema, those inside it after the one that holds them."""
+    schema = resolved(schema, document)
+    rows = []
+    for name, field in schema.get("properties", {}).items():
+        place, inner, suffix = f"{prefix}{name}", unwrapped(field), ""
+        if inner.get("type") == "array" and "items" in inner:
+            inner, suffix = unwrapped(inner["items"]), "[]"
+        elif isinstance(inner.get("additionalProperties"), dict):
+            inner, suffix = inner["additionalProperties"], ".{}"
+        mark = "`" if name in schema.get("required", []) else "*"
+        rows.append((f"{mark}{place}{mark}", type_of(field), field.get("description", "")))
+        if "$ref" in inner:
+            rows += fields(inner, document, f"{place}{suffix}.")
+    return rows
+
+
+def resolved(schema: dict[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Follow a reference to the schema it names."""
+    if "$ref" not in schema:
+        return schema
+    found: dict[str, Any] = document["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+    return found
+
+
+def unwrapped(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what a schema is where it is not null."""
+    found: dict[str, Any] = next((each for each in schema.get("anyOf", []) if each.get("type") != "null"), schema)
+    return found
+
+
+def type_of(schema: dict[str, Any]) -> str:
+    """Return a schema's type in a few words, with its bounds."""
+    kinds = [each for each in schema.get("anyOf", []) if each.get("type") == "null"]
+    inner = unwrapped(schema)
+    kind = str(inner.get("type", "object" if "$ref" in inner else "any"))
+    if kind == "array":
+        items = unwrapped(inner.get("items", {}))
+        of = (
+            "numbers, nested"
+            if "anyOf" in inner.get("items", {})
+            else f"{type_of(items).partition(',')[0]}s"
+            if items
+            else "any"
+        )
+        kind = f"list of {of}"
+    bounds = [
+        f"{sign} {inner[key]:,}"
+        for key, sign in (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("maxLength", "length ≤"))
+        if key in inner
+    ]
+    return ", ".join([kind, *bounds]) + (" or null" if kinds else "")
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "backends": backends,
     "settings": settings,
@@ -282,6 +388,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "request_path": request_path,
     "batching": batching,
     "peers": peers,
+    "protocol": protocol,
 }
 # Name to what draws docs/results/NAME.json, given the file's digest.
 PLOTS: dict[str, Callable[[str], bytes]] = {}

@@ -60,93 +60,101 @@ class OutputParameters(Body):
 class RequestInput(Body):
     """The input tensor."""
 
-    name: str
+    name: str = Field(description="the tensor's name: input")
     shape: list[Annotated[int, Field(ge=0, le=MAX_DIMENSION)]] = Field(
         min_length=1, max_length=16, description="the rows themselves counted, no -1 as in the metadata"
     )
-    datatype: str
-    parameters: InputParameters | None = None
+    datatype: str = Field(description="FP32, FP64, FP16, or, as binary data, BF16")
+    parameters: InputParameters | None = Field(None, description="of the tensor")
     data: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)] = None
 
 
 class RequestOutput(Body):
     """An output tensor asked for."""
 
-    name: str
-    parameters: OutputParameters | None = None
+    name: str = Field(description="the tensor's name: output")
+    parameters: OutputParameters | None = Field(None, description="of the tensor")
 
 
 class InferBody(Body):
     """Body of `POST /v2/models/{name}/infer`."""
 
-    id: str | None = Field(None, max_length=MAX_ID_CHARACTERS)
+    id: str | None = Field(None, max_length=MAX_ID_CHARACTERS, description="echoed in the reply")
     model_name: str | None = Field(None, description="the path's; KServe's client sends it, the protocol does not")
-    parameters: InferParameters | None = None
-    inputs: list[RequestInput]
-    outputs: list[RequestOutput] | None = None
+    parameters: InferParameters | None = Field(None, description="of the request")
+    inputs: list[RequestInput] = Field(description="the one input tensor")
+    outputs: list[RequestOutput] | None = Field(None, description="the outputs asked for; left out: the one there is")
 
 
 class ResponseOutput(Body):
     """The output tensor: data flat and row-major, or the size of its binary data after the JSON part."""
 
-    name: str
-    shape: list[int]
-    datatype: str
-    parameters: InputParameters | None = None
-    data: Annotated[Any, Field(json_schema_extra={"type": "array", "items": {"type": "number"}})] = None
+    name: str = Field(description="output")
+    shape: list[int] = Field(description="the leading dimensions of the input, and the output's width")
+    datatype: str = Field(description="FP32")
+    parameters: InputParameters | None = Field(
+        None, description="of the tensor; left out where the data stands in JSON"
+    )
+    data: Annotated[
+        Any,
+        Field(
+            description="flat, row-major; left out where the data is binary",
+            json_schema_extra={"type": "array", "items": {"type": "number"}},
+        ),
+    ] = None
 
 
 class InferReply(Body):
     """Reply of `POST /v2/models/{name}/infer`."""
 
-    model_name: str
-    id: str | None = None
-    parameters: dict[str, str] | None = None
-    outputs: list[ResponseOutput]
+    model_name: str = Field(description="the path's")
+    id: str | None = Field(None, description="the request's")
+    parameters: dict[str, str] | None = Field(None, description="the backend and the implementation that ran")
+    outputs: list[ResponseOutput] = Field(description="the one output tensor")
 
 
 class ServerMetadata(Body):
     """Reply of `GET /v2`."""
 
-    name: str
-    version: str
-    extensions: list[str]
+    name: str = Field(description="the server's")
+    version: str = Field(description="the server's")
+    extensions: list[str] = Field(description="the protocol extensions it has")
 
 
 class TensorMetadata(Body):
     """One tensor of the model; -1 stands for any number of rows."""
 
-    name: str
-    datatype: str
-    shape: list[int]
+    name: str = Field(description="input or output")
+    datatype: str = Field(description="FP32; others are converted")
+    shape: list[int] = Field(description="-1 stands for any number of rows")
 
 
 class ModelMetadata(Body):
     """Reply of `GET /v2/models/{name}`."""
 
-    name: str
-    platform: str
-    inputs: list[TensorMetadata]
-    outputs: list[TensorMetadata]
+    name: str = Field(description="the model's")
+    platform: str = Field(description="what runs the model")
+    inputs: list[TensorMetadata] = Field(description="the one input tensor")
+    outputs: list[TensorMetadata] = Field(description="the one output tensor")
 
 
 class Live(Body):
     """Reply of `GET /v2/health/live`."""
 
-    live: bool
+    live: bool = Field(description="true")
 
 
 class Ready(Body):
     """Reply of `GET /v2/health/ready`."""
 
-    ready: bool
+    ready: bool = Field(description="true")
 
 
 class ModelReady(Body):
     """Reply of `GET /v2/models/{name}/ready`."""
 
-    name: str
-    ready: bool
+    name: str = Field(description="the model's")
+    ready: bool = Field(description="true")
 
 
 def model_metadata(name: str, width_in: int, width_out: int) -> ModelMetadata:

@@ -85,10 +85,10 @@ class PredictReply(Body):
     labels: Annotated[Any, Field(description="the label of each row's largest output, where the model has labels")] = (
         None
     )
-    backend: str
+    backend: str = Field(description="the one that ran")
     implementation: str = Field(description="what ran the rows: torch, inductor, onednn, triton")
-    id: str | None = None
-    timing: Timing
+    id: str | None = Field(None, description="the request's")
+    timing: Timing = Field(description="where the request's time went")
 
 
 class CompareBody(Body):
@@ -108,10 +108,10 @@ class ComparedBackend(Body):
     """One backend's run of a comparison: what came back, or the error that did."""
 
     implementation: str | None = Field(None, description="what ran the rows: torch, inductor, onednn, triton")
-    queue_ms: float | None = None
-    compute_ms: float | None = None
+    queue_ms: float | None = Field(None, description="from its turn to the start of its batch")
+    compute_ms: float | None = Field(None, description="its batch in the engine")
     total_ms: float | None = Field(None, description="from its turn to its result")
-    batch_rows: int | None = None
+    batch_rows: int | None = Field(None, description="rows of the batch it was computed in")
     max_abs_diff: float | None = Field(None, description="the largest difference of any number from the reference's")
     max_rel_diff: float | None = Field(
         None, description="the largest difference relative to the reference's largest number of the same row"
@@ -128,10 +128,10 @@ class ComparedBackend(Body):
 class CompareReply(Body):
     """Reply of `POST /compare`."""
 
-    rows: int
+    rows: int = Field(description="how many each backend ran")
     reference: str = Field(description="the backend that differences are taken from")
-    backends: dict[str, ComparedBackend]
-    id: str | None = None
+    backends: dict[str, ComparedBackend] = Field(description="each backend by name")
+    id: str | None = Field(None, description="the request's")
 
 
 class ProfileBody(Body):
@@ -145,7 +145,7 @@ class ProfileLine(Body):
     """One operator or kernel of a forward pass."""
 
     level: str = Field(description="operator (what PyTorch calls) or kernel (what a GPU runs)")
-    name: str
+    name: str = Field(description="as PyTorch or the GPU has it")
     count: float = Field(description="how often it runs in a pass")
     time_us: float = Field(description="of all of them together, the mean over the passes")
     bytes: int | None = Field(description="operands read and results written; null where no shapes are recorded")
@@ -154,30 +154,30 @@ class ProfileLine(Body):
 class ProfileReply(Body):
     """Reply of `POST /profile`."""
 
-    backend: str
-    implementation: str
-    rows: int
+    backend: str = Field(description="what was profiled")
+    implementation: str = Field(description="what ran the rows: torch, inductor, onednn, triton")
+    rows: int = Field(description="of a forward pass")
     operators: float = Field(description="how many a pass has")
     kernels: float = Field(description="how many a pass has; none on a CPU")
-    lines: list[ProfileLine]
+    lines: list[ProfileLine] = Field(description="one an operator or kernel")
     trace: str | None = Field(description="where to download the last pass for ui.perfetto.dev; null: it is too large")
 
 
 class ModelReply(Body):
     """Reply of `GET /model`."""
 
-    name: str
+    name: str = Field(description="the model's")
     width_in: int = Field(description="numbers in a row that goes in")
     width_out: int = Field(description="numbers in a row that comes out")
     dim: int = Field(description="width of the residual stream")
     hidden: int = Field(description="width inside a block")
     depth: int = Field(description="number of blocks")
-    is_gated: bool
-    activation: str
+    is_gated: bool = Field(description="whether a block multiplies its activation by a second product")
+    activation: str = Field(description="gelu, gelu_tanh, silu or relu")
     parameters: int = Field(description="numbers that the model's tensors hold altogether")
     labels: tuple[str, ...] | None = Field(description="one name an output, where the model has them")
     dtype: str = Field(description="what weights and activations are held in")
-    device: str
+    device: str = Field(description="cpu or cuda")
     max_request_rows: int = Field(description="most rows in one request")
 
 
@@ -218,7 +218,7 @@ class BackendReply(Body):
     default: str | None = Field(description="the backend of requests that name none; null until a worker is warm")
     is_auto: bool = Field(description="whether the default follows what is available")
     canary: dict[str, float] = Field(description="share of the requests that name no backend, by backend")
-    backends: dict[str, BackendState]
+    backends: dict[str, BackendState] = Field(description="each backend by name")
 
 
 class ErrorReply(Body):

@@ -150,6 +150,33 @@ def test_the_readme_names_every_route(client: httpx.Client) -> None:
     assert set(client.get("/openapi.json").json()["paths"]) - shown == set()
 
 
+def test_the_protocol_page_has_every_route_and_what_each_field_means(client: httpx.Client) -> None:
+    page = (ROOT / "docs/protocol.md").read_text()
+    paths = client.get("/openapi.json").json()["paths"]
+    routes = [f"{method.upper()} {path}" for path, operations in paths.items() for method in operations]
+    assert re.findall(r"^## `(.*)`$", page, re.MULTILINE) == routes
+    rows = re.findall(r"^\| (?:path|body|reply) \| (.*) \| (.*) \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 100
+    assert [row for row in rows if not all(cell.strip() for cell in row)] == []
+
+
+def test_a_field_of_the_protocol_shows_its_bounds_and_whether_it_may_be_left_out() -> None:
+    inner = {"type": "object", "properties": {"size": {"type": "integer", "minimum": 0, "description": "bytes"}}}
+    document = {"components": {"schemas": {"Inner": inner}}}
+    schema = {
+        "required": ["name"],
+        "properties": {
+            "name": {"type": "string", "maxLength": 4},
+            "parts": {"anyOf": [{"type": "array", "items": {"$ref": "#/components/schemas/Inner"}}, {"type": "null"}]},
+        },
+    }
+    assert render.fields(schema, document) == [
+        ("`name`", "string, length ≤ 4", ""),
+        ("*parts*", "list of objects or null", ""),
+        ("*parts[].size*", "integer, ≥ 0", "bytes"),
+    ]
+
+
 # Runs the command line up to where the chosen subcommand would start.
 PARSE = """
 import sys
