@@ -1,0 +1,57 @@
+"""The examples that call a running server do so, each as its reader would run it."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.service.running_server import ROOT, RunningServer, Start
+
+EXAMPLES = ROOT / "examples"
+PYTHON = str(ROOT / ".judges/bin/python")
+
+
+def output_of(*command: str, **environment: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_curl_example_shows_five_replies(server: RunningServer) -> None:
+    replies = [json.loads(line) for line in output_of("sh", str(EXAMPLES / "predict_curl.sh"), server.url).splitlines()]
+    default, eager, two, compared, inferred = replies
+    assert (default["labels"], default["backend"], eager["backend"]) == ("0", "fused", "eager")
+    assert (two["labels"], two["id"]) == (["0", "0"], "two zeros")
+    assert set(compared["backends"]) == {"eager", "compiled", "fused"}
+    assert inferred["outputs"][0]["shape"] == [1, 10]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_the_curl_example_fails_where_a_request_does(server: RunningServer) -> None:
+    done = subprocess.run(
+        ["sh", str(EXAMPLES / "predict_curl.sh"), f"{server.url}/nowhere"], capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert json.loads(done.stdout)["code"] == "not_found"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["infer_tritonclient.py", "infer_kserve.py"])
+def test_a_clients_example_gets_one_answer_from_every_backend(server: RunningServer, example: str) -> None:
+    lines = output_of(PYTHON, str(EXAMPLES / example), server.url).splitlines()
+    shown = [re.fullmatch(r"(\w+) \((\w+)\): largest output of each row at (\d \d)", line) for line in lines]
+    assert [found[1] for found in shown if found] == ["eager", "compiled", "fused"]
+    assert len({found[3] for found in shown if found}) == 1
+
+
+@pytest.mark.slow
+def test_the_examples_send_the_key_and_take_another_model(start: Start, tiny_model: Path) -> None:
+    key = {"MLP_API_KEY": "a key of its own"}
+    server = start("--model", str(tiny_model), **key).wait_ready()
+    for command in (("infer_tritonclient.py", server.url, "tiny"), ("infer_kserve.py", server.url, "tiny", "8")):
+        assert output_of(PYTHON, str(EXAMPLES / command[0]), *command[1:], **key).count("largest output") == 3
