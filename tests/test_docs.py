@@ -25,7 +25,15 @@ from tests.service.running_server import RunningServer
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BENCHMARKING = (ROOT / "docs/benchmarking.md").read_text()
-COMMANDS = [line for code in re.findall(r"```\n(.*?)```", BENCHMARKING, re.DOTALL) for line in code.splitlines()]
+TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+
+
+def commands_of(text: str) -> list[str]:
+    """The lines of the code blocks that name no language."""
+    return [line for code in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in code.splitlines()]
+
+
+COMMANDS = commands_of(BENCHMARKING)
 
 
 def block(language: str, containing: str) -> str:
@@ -118,7 +126,7 @@ def test_every_error_code_stands_beside_its_status(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README + BENCHMARKING, re.MULTILINE)))
+    "target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README + BENCHMARKING + TUTORIAL, re.MULTILINE)))
 )
 def test_every_make_target_that_is_named_is_there(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -189,16 +197,40 @@ main._parser().parse_args(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_of_the_benchmarking_page_is_one_that_is_there(line: str) -> None:
+@pytest.mark.parametrize("line", dict.fromkeys([*COMMANDS, *commands_of(TUTORIAL)]))
+def test_every_command_of_the_tutorial_and_the_benchmarking_page_is_one_that_is_there(
+    server: RunningServer, line: str
+) -> None:
+    if line in ("make serve", "make setup-dev"):
+        return  # that make has them is tested above
     if line.startswith("make "):
         (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
         assert load(shlex.split(flags)).model == "out/mine"
+        return
+    if line.startswith("curl "):
+        if shutil.which("curl") is None:
+            pytest.skip("there is no curl here")
+        command = line.replace("http://127.0.0.1:8000", server.url) + " --fail"
+        reply = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
+        assert reply.get("labels", "0") == "0"
+        assert reply.get("backend", reply.get("default")) == "fused"
         return
     python, dash, *arguments = shlex.split(line)
     assert (python, dash) == (".venv/bin/python", "-m")
     done = subprocess.run([sys.executable, "-c", PARSE, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "document", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda path: path.name
+)
+def test_every_link_to_a_file_of_ours_finds_it(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+def test_every_document_is_named_in_the_readme() -> None:
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\]\(([^)]+)\)", README))
 
 
 def test_the_benchmarking_page_tells_the_size_of_its_model(tmp_path: Path) -> None:
