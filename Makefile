@@ -71,6 +71,8 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
 	@$(BIN)/python -m models batching geglu-768 --json docs/results/batch-difference.json
 	@$(BIN)/python -m examples.fuse_minilm --threads 1 --repetitions 15 --json docs/results/fuse-minilm.json
+	@$(BIN)/python -m loadtests compare geglu-768 --rows 16 --wire binary --objective-ms 100 --users 1,8 --seconds 2 --warm-up-s 0.5 --out out/compare -- --threads 1
+	@cp out/compare/compare.json docs/results/compare.json
 	@$(BIN)/python -m docs.render
 
 peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, 40 minutes, and renew docs/peers.md; needs wrk.

@@ -133,7 +133,7 @@ def compare() -> str:
     rows += [
         "",
         f"Model {evidence.model}, {request_of(evidence)}, {evidence.wire}; {rounds} interleaved rounds of up "
-        f"to {seconds:g} s, medians and extremes, latency from the intended start; {conditions['processor']}, "
+        f"to {seconds:.1f} s, medians and extremes, latency from the intended start; {conditions['processor']}, "
         f"{conditions['cores']} cores, shared with the load generator; {versions}; commit {conditions['commit']}. "
         f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md tells how to read it.",
     ]
@@ -381,6 +381,7 @@ def type_of(schema: dict[str, Any]) -> str:
 
 
 PARTS: dict[str, Callable[[], str]] = {
+    "compare": compare,
     "backends": backends,
     "settings": settings,
     "fuse": fuse,
@@ -391,7 +392,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "protocol": protocol,
 }
 # Name to what draws docs/results/NAME.json, given the file's digest.
-PLOTS: dict[str, Callable[[str], bytes]] = {}
+PLOTS: dict[str, Callable[[str], bytes]] = {"compare": compare_plot}
 
 
 def rendered(text: str) -> str:

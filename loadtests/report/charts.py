@@ -118,10 +118,10 @@ def overview(evidence: Evidence) -> Chart | None:
         left, right = figure.subplots(1, 2)
         _latency(left, evidence, scheme, p99_ms, "p99 latency, ms")
         _latency(right, evidence, scheme, p50_ms, "median latency, ms")
-        legend(figure, left, columns=6)
+        legend(figure, left, columns=3)
 
     title = f"Latency under load: {evidence.model}, {request_of(evidence)}, {evidence.wire}"
-    return Chart("compare", title, found[0].caption, found[0].alt, 4.0, draw, width_in=10.0)
+    return Chart("compare", title, found[0].caption, found[0].alt, 4.4, draw, width_in=10.0)
 
 
 def _latencies(evidence: Evidence) -> list[Chart]:
