@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import logging
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -33,7 +32,7 @@ from service.errors import (
 from service.metrics import Metrics
 from service.schemas import BackendState, InferenceRequest, Rows, shortened
 from service.shared_state import AUTO, Outage, SharedState
-from service.wire import SOCKET_BUFFER_BYTES, Decoder, Frame, Kind, header
+from service.wire import Decoder, Frame, Kind, header
 
 PREFERENCE = ("fused", "compiled", "eager")
 REFERENCE = "eager"  # what the others are held to
@@ -104,10 +103,7 @@ class WorkerLink(asyncio.Protocol):
         return len(self._pending)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, and give it room for many requests."""
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
+        """Keep the transport."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
     def send(self, rows: Rows, backend: int, accepted_ns: int, timeout_s: float, deliver: Deliver) -> int:

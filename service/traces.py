@@ -141,7 +141,8 @@ class Traces:
         flush.start()
         flush.join(FLUSH_S)
         if flush.is_alive():
-            log.warning("the last traces are dropped: %s did not take them within %g s", self._endpoint, FLUSH_S)
+            if not self._exporter.is_failing:  # which is said already
+                log.warning("the last traces are dropped: %s did not take them within %g s", self._endpoint, FLUSH_S)
             self._exporter.shutdown()
 
 

@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 from service.errors import InternalError
 
-SOCKET_BUFFER_BYTES = 4 << 20  # of each direction, where the host allows it: the usual 208 KiB hold four large requests
 HEADER = struct.Struct("<IBBHIIQQQQ")
 
 

@@ -32,7 +32,7 @@ from service.patience import Patience
 from service.polling import Streak
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
-from service.wire import SOCKET_BUFFER_BYTES, Decoder, Frame, Kind, header
+from service.wire import Decoder, Frame, Kind, header
 
 RECEIVE_BYTES = 1 << 20
 HOLD_STEP_S = 50e-6  # epoll's own timeout counts in milliseconds
@@ -355,7 +355,6 @@ class WorkerServer:
     def adopt(self, connection: socket.socket) -> None:
         """Serve one more connection."""
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
         client = Client(connection)
         self._clients.add(client)
         self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))

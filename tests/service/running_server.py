@@ -82,7 +82,8 @@ class RunningServer:
         self.log = log
         self.ready_ns = 0  # by the clock that files have; set by `wait_ready`
         command = [sys.executable, *self.program, *arguments]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "TRITON_INTERPRET"))}
+        ours = ("MLP_", "TRITON_", "TORCHINDUCTOR_")  # a compilation in this process sets the last
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env=clean | environment, stdout=output, stderr=subprocess.STDOUT, process_group=0
