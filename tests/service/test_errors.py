@@ -22,7 +22,7 @@ def test_every_service_error_has_a_code_and_every_code_a_status() -> None:
         (OutOfMemoryError(9, "cuda:0"), 503, "backend_unavailable"),
         (errors.RemoteError("deadline_exceeded", "late"), 504, "deadline_exceeded"),
         (errors.RemoteError("made-up", "x"), 500, "internal"),
-        (RuntimeError("/root/secret.py line 3"), 500, "internal"),
+        (RuntimeError("/srv/secret.py line 3"), 500, "internal"),
         (MLPError("x"), 500, "internal"),
     ],
     ids=repr,
@@ -32,7 +32,7 @@ def test_every_exception_has_a_status_and_a_code(error: Exception, status: int, 
 
 
 def test_a_fault_of_ours_tells_nothing_of_its_inside() -> None:
-    assert "secret" not in errors.message_of(RuntimeError("/root/secret.py line 3"))
+    assert "secret" not in errors.message_of(RuntimeError("/srv/secret.py line 3"))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_fault_of_ours_tells_nothing_of_its_inside() -> None:
     [
         ("'/usr/local/bin/g++' does not run: install g++", "'g++' does not run: install g++"),
         (
-            "neither in /opt/py/include nor in /root/.venv/include/: install",
+            "neither in /opt/py/include nor in /srv/.venv/include/: install",
             "neither in include nor in include: install",
         ),
         ("see https://example.org/a/b, and/or 1/2 of it", "see https://example.org/a/b, and/or 1/2 of it"),
