@@ -3,6 +3,7 @@
 import sys
 from importlib import import_module
 
+from loadtests import interruption
 from loadtests.errors import LoadTestError
 from loadtests.flags import Help, Parser
 
@@ -49,6 +50,7 @@ def main(arguments: list[str]) -> int:
     options = parsers[name].parse_args(own)
     if server:
         options.service_flags = server
+    interruption.handle()
     try:
         return int(module.run(options))
     except (OSError, LoadTestError) as error:

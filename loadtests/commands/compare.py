@@ -45,7 +45,6 @@ def run(options: argparse.Namespace) -> int:
         LoadTestError, OSError: nothing could be measured.
     """
     session.require_directory(options.out)
-    session.end_on_sigterm()
     path = options.out / DOCUMENT
     evidence: Evidence | None = None
 

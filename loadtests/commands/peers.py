@@ -1,7 +1,6 @@
 """`peers`: this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec, under the same load."""
 
 import argparse
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,6 @@ def run(options: argparse.Namespace) -> int:
         document = {"peers": comparison.document(), "conditions": surroundings, "command": command}
         evidence.write(options.json, document | {"ended_early": ended_early})
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     starts = plan.rounds * len(comparison.starts)
     status = 0
     try:

@@ -53,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
         LoadTestError, OSError: it could not be run.
     """
     session.require_directory(options.out)
-    session.end_on_sigterm()
     scenario = SCENARIOS[options.name]
     seconds = options.seconds or scenario.seconds
     runs: list[Run] = []

@@ -4,7 +4,6 @@ import argparse
 import json
 import os
 import shlex
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -184,8 +183,3 @@ def first_request_ms(target: Target, backend: str, rows: int) -> float:
     except ReplyError as error:
         raise TargetError(f"backend {backend}: {error}") from error
     return elapsed_ms
-
-
-def end_on_sigterm() -> None:
-    """Make SIGTERM end a measurement as Ctrl-C does: what ran is kept."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
