@@ -25,5 +25,16 @@ def test_a_client_that_knows_nothing_of_this_server_is_served(server: RunningSer
 
 
 def test_whatever_is_made_up_from_the_schemas_is_answered_as_they_say(server: RunningServer) -> None:
-    schemas = f"{server.url}/openapi.json"
-    run(str(BIN / "schemathesis"), "run", schemas, "--checks", CHECKS, "-n", "30", "--seed", "0", "--no-color")
+    made_up_from(f"{server.url}/openapi.json")
+
+
+def test_whatever_is_made_up_from_the_protocol_as_kserve_states_it_is_answered_so(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "protocol.json"
+    run(str(BIN / "python"), str(HERE / "kserve_schema.py"), str(file))
+    made_up_from(str(file), "--url", server.url)
+
+
+def made_up_from(schemas: str, *flags: str) -> None:
+    run(str(BIN / "schemathesis"), "run", schemas, *flags, "--checks", CHECKS, "-n", "15", "--seed", "0", "--no-color")
