@@ -67,6 +67,7 @@ audit: $(VENV)/dev.stamp  ## Look every pin up among the known vulnerabilities, 
 
 bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
 	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
+	@if command -v wrk >/dev/null; then $(BIN)/python -m loadtests saturation --json docs/results/saturation.json; else echo "Without wrk (apt-get install wrk) docs/results/saturation.json stays as it is." >&2; fi
 	@$(BIN)/python -m service.profile --json docs/results/request-path.json
 	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
 	@$(BIN)/python -m models batching geglu-768 --json docs/results/batch-difference.json

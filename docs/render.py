@@ -51,6 +51,30 @@ def overhead() -> str:
     return "\n".join(rows) + "\n"
 
 
+def saturation() -> str:
+    """Render docs/results/saturation.json, which `python -m loadtests saturation --json` writes; say so without it."""
+    file = RESULTS / "saturation.json"
+    if not file.exists():
+        return "Not measured yet.\n"
+    document: dict[str, Any] = json.loads(file.read_text())
+    plan, conditions = document["plan"], document["conditions"]
+    rows = ["| started with | rows a batch | served | the model alone | ratio (extremes) |", "|---|---|---|---|---|"]
+    for each in document["saturation"]:
+        served, alone, ratio = each["served_rows_per_s"], each["model_rows_per_s"], each["ratio"]
+        rows.append(
+            f"| `{' '.join(each['flags'])}` | {each['batch_rows']['median']:.0f} | {served['median']:.0f} rows/s "
+            f"| {alone['median']:.0f} rows/s | {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}) |"
+        )
+    rows += [
+        "",
+        f"Model {plan['model']}, {plan['connections']} connections, {plan['rows']} rows a request, "
+        f"{conditions['wire']}; medians of {plan['rounds']} interleaved loads of {plan['seconds']} s; "
+        f"{conditions['processor']}, {conditions['cores']} cores, shared with wrk {conditions['wrk']}; "
+        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+    ]
+    return "\n".join(rows) + "\n"
+
+
 def backends() -> str:
     """Render docs/results/bench-cpu-*.json, which `python -m models bench geglu-768 --json` writes."""
     rows = ["| dtype | rows | eager | compiled | fused |", "|---|---|---|---|---|"]
@@ -386,6 +410,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "fuse": fuse,
     "overhead": overhead,
+    "saturation": saturation,
     "request_path": request_path,
     "batching": batching,
     "peers": peers,

@@ -13,6 +13,7 @@ COMMANDS = {
     "overhead": "one request at a time against a bare ASGI echo of the same bytes",
     "peers": "this server against stock LitServe, FastAPI, BentoML, Ray Serve and mosec under the same load",
     "report": "the page and the charts of what a comparison left behind",
+    "saturation": "rows a second at saturation, over those of the model without a server",
     "scenario": "a named load, held to an objective",
     "worker": "one more process that makes load, on this host or another",
 }

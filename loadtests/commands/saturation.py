@@ -1,0 +1,70 @@
+"""`saturation`: rows a second that the server makes of a model, over those of the model alone."""
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from loadtests import evidence
+from loadtests.conditions import conditions, recorded
+from loadtests.errors import LoadTestError
+from loadtests.flags import whole
+from loadtests.peers import wrk
+from loadtests.saturation import WIRE, Saturation, SaturationPlan, measure, ways
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.add_argument("model", nargs="?", default="geglu-768", help="a directory, or a name under models/zoo")
+    parser.add_argument("--rows", type=whole, default=16, help="rows in each request")
+    parser.add_argument("--connections", type=whole, default=32, help="of the closed loop")
+    parser.add_argument("--rounds", type=whole, default=3, help="how often each way is started and loaded")
+    parser.add_argument("--seconds", type=whole, default=10, help="of each load, after a second of warm-up")
+    parser.add_argument("--json", type=Path, required=True, help="file to write the result to")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write the file; return 130 after Ctrl-C, with what was measured before.
+
+    Raises:
+        LoadTestError, OSError: nothing could be measured or written.
+    """
+    plan = SaturationPlan(options.model, options.rows, options.connections, options.rounds, options.seconds)
+    if not options.json.parent.is_dir():
+        raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
+    surroundings = conditions() | {"wrk": wrk.version(), "wire": WIRE, "load": "closed loop, wrk on the server's cores"}
+    command = recorded(sys.argv[1:])
+    found = ways()
+
+    def write(ended_early: str | None) -> None:
+        document = {"plan": asdict(plan), "saturation": [each.document() for each in found]}
+        evidence.write(
+            options.json, document | {"conditions": surroundings, "command": command, "ended_early": ended_early}
+        )
+
+    status = 0
+    try:
+        with tqdm(total=plan.rounds * len(found), desc="saturation", unit="load") as bar:
+            for _ in measure(plan, found):
+                write("not all rounds are there")
+                bar.update()
+    except KeyboardInterrupt:
+        status = 130
+    write("interrupted" if status else None)
+    for each in found:
+        print(line(each))
+    return status
+
+
+def line(each: Saturation) -> str:
+    """Return one way's result for a terminal."""
+    told = each.document()
+    if told["ratio"] is None:
+        return f"{' '.join(each.flags)}: not measured"
+    served, alone, ratio = told["served_rows_per_s"]["median"], told["model_rows_per_s"]["median"], told["ratio"]
+    return (
+        f"{' '.join(each.flags)}: {served:.0f} of {alone:.0f} rows/s in batches of {told['batch_rows']['median']:.0f}, "
+        f"ratio {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+    )

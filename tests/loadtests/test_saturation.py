@@ -1,0 +1,60 @@
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtests.errors import LoadTestError
+from loadtests.saturation import SaturatedRound, Saturation, mean_batch_rows, model_rows_per_s, ways
+from tests.loadtests.tampering_proxy import tampering_proxy
+from tests.service.running_server import RunningServer
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_ratio_is_taken_within_each_round() -> None:
+    each = Saturation(("--workers", "1"), [SaturatedRound(90, 16, 100), SaturatedRound(800, 32, 1000)])
+    document = each.document()
+    assert document["ratio"] == {"median": 0.85, "min": 0.8, "max": 0.9}
+    assert document["batch_rows"] == {"median": 24, "min": 16, "max": 32}
+    assert document["rounds"][0] == {"served_rows_per_s": 90, "batch_rows": 16, "model_rows_per_s": 100}
+
+
+def test_a_way_that_was_never_loaded_has_no_figures() -> None:
+    assert ways()[0].document()["ratio"] is None
+
+
+@pytest.mark.slow
+def test_the_model_alone_is_measured_in_batches_of_the_size_that_is_asked_for(tiny_model: Path) -> None:
+    assert model_rows_per_s(str(tiny_model), 3) > 0
+    with pytest.raises(LoadTestError, match=r"models bench /nowhere: .* expected a directory"):
+        model_rows_per_s("/nowhere", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+def test_each_way_is_loaded_in_each_round_and_written_with_its_conditions(tiny_model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "saturation.json"
+    command = [sys.executable, "-m", "loadtests", "saturation", str(tiny_model), "--json", str(file)]
+    command += ["--rows", "2", "--connections", "3", "--rounds", "1", "--seconds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert [each["flags"] for each in document["saturation"]] == [list(each.flags) for each in ways()]
+    for each in document["saturation"]:
+        (only,) = each["rounds"]
+        assert 2 <= only["batch_rows"] <= 2 * 3
+        assert each["ratio"]["median"] == pytest.approx(only["served_rows_per_s"] / only["model_rows_per_s"], rel=1e-3)
+    assert document["ended_early"] is None
+    assert {"processor", "cores", "commit", "wrk", "wire"} <= set(document["conditions"])
+    assert done.stdout.count("rows/s in batches of") == len(ways())
+
+
+def test_a_server_without_the_metric_is_told(server: RunningServer) -> None:
+    def bare(path: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
+        return 200, headers, b""
+
+    with tampering_proxy(server.url, bare) as url, pytest.raises(LoadTestError, match="metrics"):
+        mean_batch_rows(int(url.rpartition(":")[2]))
