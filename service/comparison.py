@@ -13,7 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from models.errors import MLPError
 from service import schemas
-from service.dispatch import REFERENCE, Dispatcher, Result
+from service.backends import REFERENCE
+from service.dispatch import Dispatcher
 from service.encoding import decoded
 from service.errors import (
     STATUS,
@@ -26,6 +27,7 @@ from service.errors import (
 )
 from service.guard import Guard, difference
 from service.inference import InferenceOptions
+from service.link import Result
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.outcome import Gone, departure, outcome_of
@@ -76,17 +78,17 @@ class Comparison:
         encoding = request.headers.get("content-encoding")
         if encoding is not None:
             body = decoded(body, encoding.encode("latin-1"), self._options.max_body_bytes)
-        states = self._dispatcher.states
+        states = self._dispatcher.backends.states
         asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
-        self._dispatcher.require_known(names or ())
+        self._dispatcher.backends.require_known(names or ())
         ready = tuple(name for name, state in states.items() if state.state == "ready")
-        return asked, names or ready or self._dispatcher.backends
+        return asked, names or ready or self._dispatcher.backends.names
 
     async def _run_all(
         self, asked: InferenceRequest, names: tuple[str, ...], request_id: str, gone: Gone
     ) -> dict[str, Run]:
         """Run the reference first, where it is ready, then the others in order."""
-        states = self._dispatcher.states
+        states = self._dispatcher.backends.states
         wanted = (
             [REFERENCE] if REFERENCE in names or (REFERENCE in states and states[REFERENCE].state == "ready") else []
         )
@@ -149,7 +151,7 @@ class Comparison:
     def _document(self, asked: InferenceRequest, names: tuple[str, ...], runs: dict[str, Run]) -> dict[str, Any]:
         reference = runs.get(REFERENCE)
         entries = {
-            name: self._entry(asked, runs[name], reference) for name in self._dispatcher.backends if name in names
+            name: self._entry(asked, runs[name], reference) for name in self._dispatcher.backends.names if name in names
         }
         name = {} if asked.id is None else {"id": asked.id}
         return {"rows": len(asked.rows), "reference": REFERENCE, "backends": entries, **name}

@@ -50,15 +50,15 @@ def add_routes(
     def require_ready() -> None:
         if dispatcher.state.is_draining:
             raise DrainingError("the server is stopping")
-        if not dispatcher.is_ready:
+        if not dispatcher.pool.is_ready:
             raise NotReadyError("not every worker is warm yet")
 
     def backend_reply() -> BackendReply:
         return BackendReply(
-            default=dispatcher.default_backend(),
-            is_auto=dispatcher.is_auto,
-            canary=dispatcher.canary,
-            backends=dispatcher.states,
+            default=dispatcher.backends.default(),
+            is_auto=dispatcher.backends.is_auto,
+            canary=dispatcher.backends.canary,
+            backends=dispatcher.backends.states,
         )
 
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in HOST_ROUTES]
@@ -113,11 +113,11 @@ def add_routes(
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
         body.require_any()
-        dispatcher.require_known(body.canary or ())
+        dispatcher.backends.require_known(body.canary or ())
         if body.default is not None:
-            dispatcher.set_default_backend(body.default)
+            dispatcher.backends.set_default(body.default)
         if body.canary is not None:
-            dispatcher.set_canary(body.canary)
+            dispatcher.backends.set_canary(body.canary)
         return backend_reply()
 
     @app.post("/compare", tags=["backends"], response_model=CompareReply)

@@ -5,15 +5,15 @@ The tree continues the one of `models.errors`; each stage of a request raises it
     MLPError
     ├── InputError, UnknownBackendError, BackendUnavailableError     models: the rows and the backend
     ├── OutOfMemoryError                                             models: more rows than fit
-    ├── RemoteError                                                  dispatch: any of them, met by a worker
+    ├── RemoteError                                                  link: any of them, met by a worker
     └── ServiceError
         ├── UnauthorizedError                                        inference: the key
         ├── NotFoundError, MethodNotAllowedError                     http, control, response: the route
         ├── UnsupportedMediaTypeError                                schemas, encoding: what the headers say of the body
         ├── TooLargeError                                            http, encoding, schemas, openinference: bytes, rows
         ├── BadRequestError                                          schemas, openinference, encoding: the content
-        ├── NotReadyError, DrainingError, OverloadedError            dispatch: admission
-        ├── DeadlineExceededError, WorkerLostError                   dispatch, worker: the wait
+        ├── NotReadyError, DrainingError, OverloadedError            dispatch, backends, pool: admission
+        ├── DeadlineExceededError, WorkerLostError                   link, worker: the wait
         ├── NonFiniteOutputError                                     schemas: the reply
         └── InternalError                                            anything else: a fault of ours
 """

@@ -7,7 +7,7 @@ else to do; how far both are apart goes to the metrics. A backend is taken out, 
     non_finite   it holds NaN or infinity where eager's does not
     fault        its run raises
 
-and stays so until somebody puts it back (`Dispatcher.set_default_backend`). Requests that name no backend go on to the
+and stays so until somebody puts it back (`Backends.set_default`). Requests that name no backend go on to the
 next one, those in the failing batch included; requests that name it get the error.
 """
 
@@ -19,8 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.dispatch import REFERENCE, Dispatcher, Result
+from service.backends import REFERENCE
+from service.dispatch import Dispatcher
 from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
+from service.link import Result
 from service.metrics import Metrics
 from service.schemas import InferenceRequest, Rows
 
@@ -75,7 +77,7 @@ class Guard:
         """Take a backend out whose run has raised; other errors say nothing of it."""
         if isinstance(error, RemoteError) and code_of(error) == "internal":
             words = without_paths(str(error))[:MAX_REASON]
-            self._dispatcher.take_out(backend, "fault", f"a run of it failed with {words}")
+            self._dispatcher.backends.take_out(backend, "fault", f"a run of it failed with {words}")
 
     def retry(
         self,
@@ -110,7 +112,7 @@ class Guard:
             if request.backend is not None:
                 self._shadow(request, outcome)
                 return False
-            if self._dispatcher.states[REFERENCE].state != "ready":
+            if self._dispatcher.backends.states[REFERENCE].state != "ready":
                 return False
 
             def judge(later: Result | Exception) -> None:
@@ -121,7 +123,7 @@ class Guard:
             self._dispatcher.resubmit(request, REFERENCE, accepted_ns, judge)
             return True
         self.failed(backend, error)
-        following = self._dispatcher.default_backend()
+        following = self._dispatcher.backends.default()
         if code_of(error) != "internal" or request.backend is not None or following in (None, backend):
             return False
         self._dispatcher.resubmit(request, following, accepted_ns, partial(deliver, following))
@@ -138,7 +140,7 @@ class Guard:
         is_comparable = np.isfinite(reference.rows)
         if (is_comparable & ~np.isfinite(result.rows)).any():
             reason = f"its result held NaN or infinity where {REFERENCE}'s did not"
-            self._dispatcher.take_out(result.backend, "non_finite", reason)
+            self._dispatcher.backends.take_out(result.backend, "non_finite", reason)
             return
         rows = is_comparable.all(axis=1) & np.isfinite(result.rows).all(axis=1)
         if not rows.any():
@@ -150,4 +152,4 @@ class Guard:
                 f"its result was {drift:.3g} of the row's largest output away from {REFERENCE}'s, more than max-drift, "
                 f"{self._max_drift:g}"
             )
-            self._dispatcher.take_out(result.backend, "drift", reason)
+            self._dispatcher.backends.take_out(result.backend, "drift", reason)

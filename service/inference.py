@@ -16,10 +16,11 @@ from random import getrandbits
 from typing import TYPE_CHECKING, Any
 
 from service import openinference, schemas
-from service.dispatch import Dispatcher, Result, Ticket
+from service.dispatch import Dispatcher, Ticket
 from service.encoding import decoded
 from service.errors import BadRequestError, NotReadyError, UnauthorizedError, code_of
 from service.guard import Guard
+from service.link import Result
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.reply import Content, Reply, binary_content, error_reply, json_content
@@ -162,12 +163,13 @@ class Inference:
     ) -> None:
         """One instance per API process, made before the fork; without a `guard` there is one that shadows nothing."""
         self.dispatcher = dispatcher
+        self._backends = dispatcher.backends
         self._metrics = metrics
         self._guard = guard or Guard(dispatcher, metrics)
         self._is_shadowing = self._guard.is_shadowing
         self.traces: Traces | None = None
         self.options = options
-        paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends}
+        paths = {f"/predict/{name}": Predict(options, name) for name in dispatcher.backends.names}
         self._operations: dict[str, Operation] = {
             "/predict": Predict(options),
             f"/v2/models/{options.model}/infer": Infer(options),
@@ -230,7 +232,7 @@ class Inference:
                 body = decoded(body, encoding, self.options.max_body_bytes)
             request = operation.parse(headers, body)
             accepted_ns = time.monotonic_ns()
-            backend = self.dispatcher.route() if request.backend is None else request.backend
+            backend = self._backends.route() if request.backend is None else request.backend
             times_ns = (started_ns, whole_ns, accepted_ns)
             deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send, backend)
             return self.dispatcher.submit(request, backend, accepted_ns, deliver)

@@ -49,7 +49,7 @@ class KernelProfiles:
         rows = min(USUAL_ROWS, self._max_rows) if body.rows is None else body.rows
         if rows > self._max_rows:
             raise TooLargeError(f"rows: expected at most {self._max_rows}, got {rows}")
-        backend = self._dispatcher.default_backend() if body.backend is None else body.backend
+        backend = self._dispatcher.backends.default() if body.backend is None else body.backend
         state = self._dispatcher.state
         if not state.begin_profile():
             raise OverloadedError("another profile is being made, and there is one at a time; try again later")

@@ -48,7 +48,7 @@ def lifespan(
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, lambda: None)  # a second one changes nothing
             loop.call_later(NOTICE_S, finish, signal.SIGTERM, None)
-            loop.call_later(ANSWER_S, dispatcher.give_up)
+            loop.call_later(ANSWER_S, dispatcher.pool.give_up)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, drain)
@@ -63,13 +63,13 @@ def lifespan(
 
             loop.add_reader(sentinel, lose_parent)
         inference.traces = make_traces() if make_traces else None
-        dispatcher.start(process)
+        dispatcher.pool.start(process)
         freeze_heap()
         try:
             async with original(app) as state:
                 yield state
         finally:
-            await dispatcher.close()
+            await dispatcher.pool.close()
             if inference.traces:
                 inference.traces.close()
 

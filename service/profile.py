@@ -31,8 +31,9 @@ from models.config import ModelConfig
 from models.directory import resolve
 from models.engine import BackendStatus, Engine, load_engine
 from models.errors import ConfigError
-from service.dispatch import Dispatcher, WorkerLink
+from service.dispatch import Dispatcher
 from service.inference import Inference, InferenceOptions
+from service.link import WorkerLink
 from service.metrics import Metrics
 from service.openinference import LENGTH_HEADER
 from service.protocol import Protocol, protocol
@@ -209,7 +210,7 @@ async def measure(
 
 def connected(dispatcher: Dispatcher, statuses: Mapping[str, BackendStatus]) -> tuple[WorkerLink, NullTransport]:
     """Give the dispatcher a worker that is up, and return what it would send to it."""
-    link = dispatcher.link(0)
+    link = dispatcher.pool.link(0)
     transport = NullTransport()
     link.connection_made(cast("asyncio.BaseTransport", transport))
     hello = orjson.dumps({"backends": {name: asdict(status) for name, status in statuses.items()}})

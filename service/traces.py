@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from service.dispatch import Result
+from service.link import Result
 
 FLUSH_S = 0.8  # what the last spans have to leave in, once every request is answered
 PARENT_HEADERS = ("traceparent", "tracestate")

@@ -1,0 +1,196 @@
+"""Which backend a request gets: each one's state, the default, the canaries, and what is taken out.
+
+Every API process has its own `Backends`; what is set in one holds in all of them at once, through `SharedState`.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+
+from models.errors import BackendUnavailableError, UnknownBackendError
+from service.errors import BadRequestError, NotReadyError
+from service.metrics import Metrics
+from service.schemas import BackendState, shortened
+from service.shared_state import AUTO, Outage, SharedState
+
+PREFERENCE = ("fused", "compiled", "eager")
+REFERENCE = "eager"  # what the others are held to
+NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
+log = logging.getLogger(__name__)
+
+
+class Backends:
+    """The server's backends as one API process sees them."""
+
+    def __init__(self, names: tuple[str, ...], state: SharedState, metrics: Metrics) -> None:
+        """`names` are the server's, in wire order."""
+        self.names = names
+        self._shared = state
+        self._metrics = metrics
+        self._reported: Sequence[Mapping[str, BackendState]] = ()
+        self._derive()
+
+    def report(self, workers: Sequence[Mapping[str, BackendState]]) -> None:
+        """Take what each worker that is up says of its backends."""
+        self._reported = workers
+        self._derive()
+
+    @property
+    def states(self) -> dict[str, BackendState]:
+        """Each backend's state; unavailable on one worker is unavailable, and so is what was taken out."""
+        if self._shared.changes != self._changes:
+            self._derive()
+        return self._states
+
+    def _derive(self) -> None:
+        """Work out from the workers' states and the shared one what each request would ask anew."""
+        self._changes = self._shared.changes
+        self._states = self._merged_states()
+        self._default = self._chosen_default()
+        edge = 0.0
+        self._canaries: list[tuple[float, str]] = []
+        for name, weight in self.canary.items():
+            if self._states[name].state == "ready":
+                edge += weight
+                self._canaries.append((edge, name))
+
+    def _merged_states(self) -> dict[str, BackendState]:
+        starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.names}
+        merged = dict(self._reported[0]) if self._reported else starting
+        for others in self._reported[1:]:
+            merged.update({name: state for name, state in others.items() if state.state == "unavailable"})
+        for index, name in enumerate(self.names):
+            outage = self._shared.outage(index)
+            if outage is not None and merged[name].state == "ready":
+                since = datetime.fromtimestamp(outage.since_s, UTC).isoformat(timespec="seconds")
+                reason = f"taken out at {since}: {outage.reason}"
+                merged[name] = merged[name].model_copy(
+                    update={"state": "unavailable", "reason": reason, "taken_out_at": since}
+                )
+        return merged
+
+    def _chosen_default(self) -> str | None:
+        index = self._shared.default_backend
+        if index != AUTO and self._shared.outage(index) is None:
+            return self.names[index]
+        for name in PREFERENCE:
+            if name in self._states and self._states[name].state == "ready":
+                return name
+        return None
+
+    def default(self) -> str | None:
+        """Return the backend of requests that name none; None where it follows what is available and nothing is.
+
+        It follows what is available where that is asked for, and where the one that is set has been taken out.
+        """
+        if self._shared.changes != self._changes:
+            self._derive()
+        return self._default
+
+    def route(self) -> str | None:
+        """Return the backend of the next request that names none: a canary in its share of them, else the default."""
+        if self._shared.changes != self._changes:
+            self._derive()
+        if not self._canaries:
+            return self._default
+        drawn = random.random()  # noqa: S311
+        return next((name for edge, name in self._canaries if drawn < edge), self._default)
+
+    @property
+    def canary(self) -> dict[str, float]:
+        """The share of the requests that name no backend which each canary takes."""
+        return {name: weight for name, weight in zip(self.names, self._shared.canary, strict=True) if weight}
+
+    def set_canary(self, weights: Mapping[str, float]) -> None:
+        """Set the canaries in every API process at once; a backend that is not named has no share.
+
+        Raises:
+            UnknownBackendError: there is no such backend.
+        """
+        self.require_known(weights)
+        self._shared.canary = [weights.get(name, 0.0) for name in self.names]
+
+    def require_known(self, names: Iterable[str]) -> None:
+        """Refuse names that are no backend's.
+
+        Raises:
+            UnknownBackendError: one of them is not.
+        """
+        for name in names:
+            if name not in self.names:
+                raise UnknownBackendError(name, self.names)
+
+    def take_out(self, name: str, kind: str, reason: str) -> bool:
+        """Let nobody use a backend until it is put back, in every API process at once, and say so.
+
+        `kind` is one of `metrics.FALLBACK_REASONS`, `reason` a sentence without a full stop. The reference is never
+        taken out, nor what nothing else could take the place of: it is left as it is, and so is one that is out.
+
+        Returns:
+            Whether it was taken out by this call.
+        """
+        others = [other for other, state in self.states.items() if other != name and state.state == "ready"]
+        if name == REFERENCE or not others:
+            return False
+        reason = f'{reason}; PUT /backend {{"default": "{name}"}} puts it back'
+        if not self._shared.take_out(self.names.index(name), Outage(time.time(), reason)):
+            return False
+        self._metrics.fell_back(name, kind)
+        log.error(
+            "backend %s is taken out and requests that name none go to %s: %s",
+            name,
+            self.default(),
+            reason,
+            extra={"backend": name, "reason": kind},
+        )
+        return True
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the default follows what is available."""
+        return self._shared.default_backend == AUTO
+
+    def set_default(self, name: str) -> None:
+        """Switch the default, in every API process at once; `auto` follows what is available.
+
+        A backend that was taken out is put back.
+
+        Raises:
+            BadRequestError, BackendUnavailableError: it would not serve.
+        """
+        if name == "auto":
+            self._shared.default_backend = AUTO
+            return
+        if name not in self.names:
+            raise BadRequestError(
+                f"default: expected one of {', '.join(self.names)}, or auto for the best available, got "
+                f"{shortened(name)}"
+            )
+        if self._shared.outage(self.names.index(name)) is not None:
+            self._shared.put_back(self.names.index(name))
+            log.warning("backend %s is put back", name, extra={"backend": name})
+        self.require_available(name)
+        self._shared.default_backend = self.names.index(name)
+
+    def require_available(self, name: str | None) -> int:
+        """Return the number on the wire of a backend that serves; None stands for a default that cannot be had.
+
+        Raises:
+            NotReadyError: no worker is up.
+            UnknownBackendError, BackendUnavailableError: it does not serve.
+        """
+        if name is None:
+            raise NotReadyError(NOT_READY)
+        if self._shared.changes != self._changes:
+            self._derive()
+        state = self._states.get(name)
+        if state is None:
+            raise UnknownBackendError(name, self.names)
+        if state.state == "starting":
+            raise NotReadyError(NOT_READY)
+        if state.state != "ready":
+            ready = tuple(other for other in self.names if self._states[other].state == "ready")
+            raise BackendUnavailableError(name, state.reason or "no reason given", ready)
+        return self.names.index(name)

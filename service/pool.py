@@ -1,0 +1,107 @@
+"""The workers that one API process is connected to."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from service.backends import NOT_READY, Backends
+from service.errors import DrainingError, NotReadyError
+from service.link import WorkerLink
+from service.shared_state import SharedState
+
+RECONNECT_INTERVAL_S = 0.05
+
+
+class WorkerPool:
+    """Keeps a link to every worker, on the event loop of its API process."""
+
+    def __init__(
+        self, sockets: Iterable[Path], backends: Backends, state: SharedState, on_load: Callable[[], None]
+    ) -> None:
+        """`backends` is told what the workers say; `on_load` is told when rows came or went."""
+        self._sockets = list(sockets)
+        self._backends = backends
+        self._state = state
+        self._on_load = on_load
+        self._links: list[WorkerLink | None] = [None] * len(self._sockets)
+        self._up: list[WorkerLink] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self._process: int | None = None
+
+    def start(self, process: int) -> None:
+        """Connect to every worker, now and whenever it comes back; `process` is this HTTP process's number."""
+        self._process = process
+        self._tasks = [asyncio.create_task(self._stay_connected(index)) for index in range(len(self._sockets))]
+
+    async def close(self) -> None:
+        """Close the connections, which tells the workers that no request will follow."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links:
+            if link:
+                link.close()
+
+    async def _stay_connected(self, index: int) -> None:
+        path = self._sockets[index]
+        loop = asyncio.get_running_loop()
+        while True:
+            with contextlib.suppress(OSError):
+                _, link = await loop.create_unix_connection(lambda: self.link(index), str(path))
+                await link.lost
+                self._links[index] = None
+                self._refresh()
+            await asyncio.sleep(RECONNECT_INTERVAL_S)
+
+    def link(self, index: int) -> WorkerLink:
+        """Return a new link to the worker number `index`; it serves from its first frame on."""
+        link = WorkerLink(self._sockets[index].stem, self._backends.names, self._refresh, self._on_load)
+        self._links[index] = link
+        return link
+
+    def give_up(self) -> None:
+        """Answer what is still in flight at the end of the time to drain."""
+        for link in self._links:
+            if link:
+                link.fail_all(
+                    DrainingError("the server had to stop before this request's result was there; send it again")
+                )
+
+    def least_loaded(self) -> WorkerLink:
+        """Return the link that is up and has the fewest rows in flight.
+
+        Raises:
+            NotReadyError: no worker is up.
+        """
+        up = self._up
+        if len(up) == 1:
+            return up[0]
+        if not up:
+            raise NotReadyError(NOT_READY)
+        return min(up, key=lambda link: link.rows)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every worker is warm."""
+        return len(self._up) == len(self._links)
+
+    @property
+    def rows_in_flight(self) -> int:
+        """Rows accepted by this process and not yet answered."""
+        rows = 0
+        for link in self._links:
+            if link:
+                rows += link.rows
+        return rows
+
+    @property
+    def requests(self) -> int:
+        """Everything sent by this process and not yet answered by the workers."""
+        return sum(link.requests for link in self._links if link)
+
+    def _refresh(self) -> None:
+        self._up = [link for link in self._links if link and link.is_up]
+        self._backends.report([link.backends for link in self._up])
+        if self._process is not None:
+            self._state.set_ready(self._process, self.is_ready)

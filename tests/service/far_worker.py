@@ -1,0 +1,65 @@
+"""A dispatcher whose one worker is at the other end of a byte string."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from models.engine import BackendStatus
+from service.dispatch import Dispatcher
+from service.link import WorkerLink
+from service.metrics import Metrics
+from service.profile import NullTransport, connected
+from service.schemas import Rows
+from service.shared_state import SharedState
+from service.wire import Decoder, Frame, Kind
+from tests.service.frames import packed
+from tests.service.test_metrics import value
+
+BACKENDS = ("eager", "compiled", "fused")
+MAX_QUEUE_ROWS = 40
+
+
+def array(*rows: list[float]) -> Rows:
+    return np.array(rows, dtype=np.float32)
+
+
+def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test on an event loop."""
+
+    def run() -> None:
+        asyncio.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+class FarWorker:
+    """A dispatcher, and the worker's end of its one connection."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics(BACKENDS, 1)
+        self.state = SharedState(1, len(BACKENDS))
+        sockets = [Path("worker-0.sock")]
+        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, MAX_QUEUE_ROWS, 30.0, self.metrics)
+        self.link: WorkerLink
+        self._transport: NullTransport
+        self.link, self._transport = connected(
+            self.dispatcher, dict.fromkeys(BACKENDS, BackendStatus("onednn", "ready"))
+        )
+        self._decoder = Decoder()
+
+    async def sent(self) -> list[Frame]:
+        """What the worker got since the last time."""
+        await asyncio.sleep(0)
+        return self._decoder.feed(self._transport.take())
+
+    def answer(self, frame: Frame, rows: Rows) -> None:
+        """Let the worker answer a frame."""
+        result = Frame(Kind.RESULT, frame.request_id, rows.tobytes(), frame.backend, len(rows), 1, 1, len(rows), 1)
+        self.link.data_received(packed(result))
+
+    def metric(self, name: str, **labels: str) -> float:
+        return value(self.metrics.text().decode(), name, **labels)

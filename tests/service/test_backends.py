@@ -1,0 +1,87 @@
+"""Which backend a request gets, from what the workers report and what is set."""
+
+import pytest
+
+from models.errors import BackendUnavailableError, UnknownBackendError
+from service.backends import Backends
+from service.errors import BadRequestError
+from service.metrics import Metrics
+from service.schemas import BackendState
+from service.shared_state import SharedState
+from tests.service.test_metrics import value
+
+BACKENDS = ("eager", "compiled", "fused")
+READY = BackendState(implementation="onednn", state="ready", reason=None)
+UNAVAILABLE = BackendState(implementation=None, state="unavailable", reason="no compiler")
+
+
+def reported(*workers: dict[str, BackendState]) -> Backends:
+    """Backends that so many workers report; those that a worker leaves out are ready there."""
+    backends = Backends(BACKENDS, SharedState(1, len(BACKENDS)), Metrics(BACKENDS, 1))
+    backends.report([dict.fromkeys(BACKENDS, READY) | worker for worker in workers])
+    return backends
+
+
+def test_a_backend_is_ready_where_every_worker_has_it_and_starting_where_there_is_none() -> None:
+    assert {state.state for state in reported().states.values()} == {"starting"}
+    backends = reported({}, {"fused": UNAVAILABLE})
+    assert {name: state.state for name, state in backends.states.items()} == {
+        "eager": "ready",
+        "compiled": "ready",
+        "fused": "unavailable",
+    }
+    with pytest.raises(BackendUnavailableError, match="no compiler"):
+        backends.require_available("fused")
+    assert backends.require_available("compiled") == 1
+
+
+def test_the_default_follows_what_is_available_unless_one_is_set() -> None:
+    assert reported().default() is None
+    assert reported({}).default() == "fused"
+    backends = reported({"fused": UNAVAILABLE})
+    assert (backends.default(), backends.is_auto) == ("compiled", True)
+    backends.set_default("eager")
+    assert (backends.default(), backends.is_auto) == ("eager", False)
+    for name, error in (("fused", BackendUnavailableError), ("nope", BadRequestError)):
+        with pytest.raises(error):
+            backends.set_default(name)
+    assert backends.default() == "eager"
+    backends.set_default("auto")
+    assert backends.default() == "compiled"
+
+
+def test_what_is_set_in_one_process_holds_in_the_others() -> None:
+    state, metrics = SharedState(2, len(BACKENDS)), Metrics(BACKENDS, 2)
+    here, there = (Backends(BACKENDS, state, metrics) for _ in range(2))
+    for backends in (here, there):
+        backends.report([dict.fromkeys(BACKENDS, READY)])
+    here.take_out("fused", "drift", "wrong")
+    assert (there.states["fused"].state, there.default()) == ("unavailable", "compiled")
+    assert "puts it back" in (there.states["fused"].reason or "")
+    there.set_default("fused")
+    assert (here.states["fused"].state, here.default()) == ("ready", "fused")
+    here.set_canary({"eager": 1.0})
+    assert (there.canary, there.route()) == ({"eager": 1.0}, "eager")
+    with pytest.raises(UnknownBackendError):
+        here.set_canary({"nope": 1.0})
+
+
+def test_the_reference_and_the_last_backend_are_not_taken_out_and_one_is_taken_out_once() -> None:
+    metrics = Metrics(BACKENDS, 1)
+    backends = Backends(BACKENDS, SharedState(1, len(BACKENDS)), metrics)
+    backends.report([dict.fromkeys(BACKENDS, READY) | {"eager": UNAVAILABLE}])
+    taken = [backends.take_out(name, "fault", "it failed") for name in ("eager", "fused", "fused", "compiled")]
+    assert taken == [False, True, False, False]
+    assert value(metrics.text().decode(), "mlp_backend_fallbacks_total", backend="fused", reason="fault") == 1
+
+
+def test_a_canary_takes_its_share_unless_it_cannot_run() -> None:
+    backends = reported({})
+    backends.set_canary({"eager": 0.25, "compiled": 0.25})
+    drawn = [backends.route() for _ in range(400)]
+    assert {name: drawn.count(name) > 40 for name in BACKENDS} == dict.fromkeys(BACKENDS, True)
+    assert backends.default() == "fused"
+    backends.take_out("compiled", "drift", "wrong")
+    assert {backends.route() for _ in range(200)} == {"eager", "fused"}
+    backends.set_canary({})
+    assert {backends.route() for _ in range(50)} == {"fused"}

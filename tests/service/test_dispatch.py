@@ -1,0 +1,90 @@
+"""Admission and the way to a worker, with a worker at the other end of a byte string."""
+
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from models.errors import BackendUnavailableError, UnknownBackendError
+from service.dispatch import MAX_SHADOWS
+from service.errors import DrainingError, NotReadyError, OverloadedError, WorkerLostError
+from service.link import Result
+from service.schemas import InferenceRequest
+from service.wire import Kind
+from tests.service.far_worker import MAX_QUEUE_ROWS, FarWorker, array, looped
+
+ROWS = array([1.0, 2.0])
+
+
+def submit(far: FarWorker, rows: int = 1, backend: str | None = "fused") -> list[Result | Exception]:
+    """Submit a request, and return the list that its outcome will be in."""
+    outcomes: list[Result | Exception] = []
+    request = InferenceRequest(np.repeat(ROWS, rows, axis=0), ())
+    far.dispatcher.submit(request, backend, time.monotonic_ns(), outcomes.append)
+    return outcomes
+
+
+@looped
+async def test_a_request_is_sent_and_its_result_delivered() -> None:
+    far = FarWorker()
+    outcomes = submit(far)
+    (frame,) = await far.sent()
+    assert (frame.kind, frame.rows, far.dispatcher.pool.rows_in_flight) == (Kind.INFER, 1, 1)
+    far.answer(frame, ROWS)
+    (outcome,) = outcomes
+    assert isinstance(outcome, Result)
+    assert (outcome.backend, outcome.rows.tolist(), far.dispatcher.pool.rows_in_flight) == ("fused", [[1.0, 2.0]], 0)
+
+
+@looped
+async def test_what_cannot_be_served_is_not_admitted() -> None:
+    far = FarWorker()
+    far.dispatcher.backends.take_out("fused", "drift", "wrong")
+    submit(far, MAX_QUEUE_ROWS, "eager")
+    for backend, error in (
+        (None, NotReadyError),
+        ("nope", UnknownBackendError),
+        ("fused", BackendUnavailableError),
+        ("eager", OverloadedError),
+    ):
+        with pytest.raises(error):
+            submit(far, backend=backend)
+    far.state.start_draining()
+    with pytest.raises(DrainingError):
+        submit(far, backend="eager")
+    assert len(await far.sent()) == 1
+
+
+@looped
+async def test_without_a_worker_nothing_is_admitted_nor_run_again() -> None:
+    far = FarWorker()
+    outcomes = submit(far)
+    far.link.connection_lost(None)
+    assert [type(outcome) for outcome in outcomes] == [WorkerLostError]
+    request = InferenceRequest(ROWS, ())
+    for send in (far.dispatcher.submit, far.dispatcher.resubmit):
+        with pytest.raises(NotReadyError):
+            send(request, "eager", time.monotonic_ns(), outcomes.append)
+    assert not far.dispatcher.shadow(ROWS, outcomes.append)
+    assert far.dispatcher.backends.states["eager"].state == "starting"
+
+
+@looped
+async def test_nothing_is_shadowed_while_the_queue_is_filling_or_enough_wait_or_the_server_stops() -> None:
+    far = FarWorker()
+    shadow = partial(far.dispatcher.shadow, ROWS, lambda _: None)
+    assert [shadow() for _ in range(MAX_SHADOWS + 3)] == [True] * MAX_SHADOWS + [False] * 3
+    shadows = await far.sent()
+    assert [frame.kind for frame in shadows] == [Kind.SHADOW] * MAX_SHADOWS
+    assert (far.metric("mlp_queue_rows"), far.metric("mlp_inflight_requests")) == (0, 0)
+    for frame in shadows:
+        far.answer(frame, ROWS)
+    submit(far, MAX_QUEUE_ROWS // 2 + 1)
+    (inference,) = await far.sent()
+    assert not shadow()
+    far.answer(inference, np.zeros((MAX_QUEUE_ROWS // 2 + 1, 2), dtype=np.float32))
+    assert shadow()
+    far.state.start_draining()
+    assert not shadow()
+    assert len(await far.sent()) == 1
