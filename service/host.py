@@ -7,7 +7,7 @@ from multiprocessing.process import BaseProcess
 import litserve as ls
 
 from service.watch import ending
-from service.worker import EngineAPI
+from service.worker_process import EngineAPI
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0

@@ -169,7 +169,7 @@ async def measure(
     bounds = (settings.max_batch_rows, b"{}", settings.spin_us, settings.hold_share)
     worker = WorkerServer(listener, engine.run, backends, *bounds)
     clock.time(worker, "_run", "engine")
-    worker.adopt(near)
+    worker.listener.adopt(near)
     kind = protocol(inference, settings)
     clock.time(kind, "write_reply", "transport")
     connections = [connection(kind) for _ in range(CONNECTIONS)]
@@ -200,7 +200,7 @@ async def measure(
         clock.spent_ns["turn"] += clock.now_ns() - start_ns
         if index >= WARM_UP_TURNS and (index - WARM_UP_TURNS) % TURNS == TURNS - 1:
             rounds.append({stage: clock.spent_ns[stage] / 1e3 / TURNS / CONNECTIONS for stage in (*STAGES, "turn")})
-    worker.close()
+    worker.listener.close()
     for end in (near, far, listener):
         end.close()
     for each, _ in connections:

@@ -27,7 +27,7 @@ from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
 from service.watch import Hello, Watch, begin_child, block_signals, end_children
-from service.worker import EngineAPI, WorkerPlan
+from service.worker_process import EngineAPI, WorkerPlan
 
 if TYPE_CHECKING:
     from service.traces import Traces

@@ -1,188 +1,36 @@
-"""A worker process: one engine behind one Unix socket, run as LitServe's loop.
+"""A worker's loop: what its callers send is batched, computed and answered.
 
-LitServe starts the process and restarts it; requests and results bypass its queues. The socket exists from the moment
-the engine is warm, so a connection is the proof of readiness. One thread reads, batches, computes and writes in turn.
+One thread reads, batches, computes and writes in turn. `service.worker_process` starts it in a process of its own.
 """
 
-import multiprocessing.util
+import multiprocessing
 import os
 import selectors
 import signal
 import socket
-import sys
 import time
 import warnings
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import litserve as ls
 import orjson
-from litserve.loops.base import LitLoop
-from setproctitle import setproctitle
 
-from models.errors import MLPError, OutOfMemoryError
-from service import logs
+from models.errors import OutOfMemoryError
 from service.batcher import Batcher, Waiting
-from service.errors import DeadlineExceededError, code_of, message_of, without_paths
-from service.heap import freeze_heap
+from service.errors import DeadlineExceededError, code_of, first_line, message_of, without_paths
+from service.listener import Client, Listener
 from service.patience import Patience
 from service.polling import Streak
-from service.surroundings import ModelIdentity, identify
-from service.watch import START_FAILED, unblock_signals
-from service.wire import Decoder, Frame, Kind, header
+from service.wire import Frame, Kind, header
 
-RECEIVE_BYTES = 1 << 20
 HOLD_STEP_S = 50e-6  # epoll's own timeout counts in milliseconds
 REST_OF_FRAME_NS = 1_000_000
-SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on stderr otherwise
 
 Profiling = Generator[None, None, dict[str, object]]
 """A profile in the making: a forward pass a step; what it returns is JSON's."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlan:
-    """What a worker is told; it travels to the new process."""
-
-    model: Path
-    identity: ModelIdentity
-    dtype: str
-    threads: int
-    backends: tuple[str, ...]
-    default_backend: str
-    max_batch_rows: int
-    spin_us: int
-    hold_share: float
-    log_format: str
-    socket_directory: Path
-
-    def socket(self, worker_id: int) -> Path:
-        """Return where a worker listens."""
-        return self.socket_directory / f"worker-{worker_id}.sock"
-
-
-class EngineAPI(ls.LitAPI):  # type: ignore[misc]
-    """What LitServe runs in each worker."""
-
-    def __init__(self, plan: WorkerPlan) -> None:
-        super().__init__(loop=EngineLoop(), api_path="/predict")
-        self.plan = plan
-
-    def setup(self, device: str) -> None:
-        """Load the engine; what prevents it ends the process with one line on stderr."""
-        from kernels.progress import Progress
-        from models.engine import load_engine
-
-        setproctitle("fused-mlp-server: worker")
-        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
-        unblock_signals()
-        plan = self.plan
-        logs.configure(plan.log_format, is_request_logged=False)
-        try:
-            if identify(plan.model) != plan.identity:
-                fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
-            with Progress("loading the model") as progress:
-                self.engine = load_engine(plan.model, device, plan.dtype, plan.backends, plan.threads, progress)
-        except MLPError as error:
-            fail(str(error))
-        except Exception as error:
-            fail(f"model {plan.model}: could not be loaded on {device}: {first_line(error)}")
-
-    def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Run rows through the engine: `predict(rows, backend=...)`."""
-        return self.engine.run(x, kwargs["backend"])
-
-    def profile(self, rows: int, backend: str, trace: Path) -> "Profiling":
-        """Profile forward passes, one a step, and write a trace."""
-        from models.profile import profile_in_steps
-
-        found = yield from profile_in_steps(self.engine, rows, backend, trace)
-        return found.to_dict()
-
-
-class EngineLoop(LitLoop):  # type: ignore[misc]
-    """Warms the engine, then serves its socket until the parent or a signal ends it."""
-
-    def __call__(
-        self,
-        lit_api: EngineAPI,
-        device: str,
-        worker_id: int,
-        request_queue: Any,  # noqa: ARG002
-        transport: Any,  # noqa: ARG002
-        workers_setup_status: Any,  # noqa: ARG002
-        callback_runner: Any,  # noqa: ARG002
-    ) -> None:
-        """Run until no request can come any more."""
-        from kernels.progress import Progress
-
-        plan = lit_api.plan
-        engine = lit_api.engine
-        if worker_id == 0:  # the others do the same at the same time
-            with Progress("warming up", patience_s=0.0) as progress:
-                engine.warm_up(plan.max_batch_rows, lambda name, done, total: progress(done, total, name))
-        else:
-            engine.warm_up(plan.max_batch_rows)
-        wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
-        if all(engine.backends[name].state == "unavailable" for name in wanted):
-            fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
-        hello = {
-            "device": device,
-            "dtype": plan.dtype,
-            "threads": engine.threads,
-            "parameters": engine.parameter_count,
-            "backends": {name: asdict(status) for name, status in engine.backends.items()},
-        }
-        freeze_heap()
-        with listen(plan.socket(worker_id)) as listener:
-            WorkerServer(
-                listener,
-                lit_api.predict,
-                plan.backends,
-                plan.max_batch_rows,
-                orjson.dumps(hello),
-                plan.spin_us,
-                plan.hold_share,
-                lit_api.profile,
-            ).run()
-        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)  # nothing is left to tidy, and torch takes seconds to do so
-
-
-def fail(message: str) -> None:
-    """End this process before it serves, with one line; the parent reads no more than the exit status."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
-    raise SystemExit(START_FAILED)
-
-
-def first_line(error: BaseException) -> str:
-    """Return an exception's kind and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-
-
-def listen(path: Path) -> socket.socket:
-    """Listen on a Unix socket, in place of one that an ended worker left."""
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(path))
-    listener.listen()
-    listener.setblocking(False)
-    return listener
-
-
-class Client:
-    """One API process: its socket, what it has sent and what it is still owed."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self.decoder = Decoder()
-        self.outgoing: deque[bytes | memoryview] = deque()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -216,7 +64,7 @@ class WorkerServer:
 
     def __init__(
         self,
-        listener: socket.socket,
+        listening: socket.socket,
         run: Callable[..., Any],
         backends: tuple[str, ...],
         max_batch_rows: int,
@@ -234,16 +82,14 @@ class WorkerServer:
         self._streak = Streak()
         self.patience = Patience(len(backends), hold_share)
         self._held_until_ns = 0
-        self._listener = listener
+        self.listener = Listener(listening, hello, self._take, self._forget)
+        self._select = self.listener.select
         self._run = run
         self._backends = backends
         self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
         self._profile = profile
         self._jobs: deque[ProfileJob] = deque()
         self._shadows: deque[Waiting[Client]] = deque()
-        self._hello = hello
-        self._clients: set[Client] = set()
-        self._selector = selectors.DefaultSelector()
         self._is_stopping = False
 
     def run(self) -> None:
@@ -253,25 +99,15 @@ class WorkerServer:
         wake_writer.setblocking(False)
         signal.set_wakeup_fd(wake_writer.fileno())
         signal.signal(signal.SIGTERM, lambda *_: self._stop())
-        self.watch_listener()
-        self._selector.register(wake_reader, selectors.EVENT_READ, lambda _: wake_reader.recv(4096))
+        self.listener.open()
+        self.listener.watch(wake_reader, lambda _: wake_reader.recv(4096))
         parent = multiprocessing.parent_process()
         if parent:
-            self._selector.register(parent.sentinel, selectors.EVENT_READ, lambda _: self._lose_parent(parent.sentinel))
-        while self._clients or len(self._batcher) or not self._is_stopping:
+            self.listener.watch(parent.sentinel, lambda _: self._lose_parent(parent.sentinel))
+        while self.listener.clients or len(self._batcher) or not self._is_stopping:
             self.turn()
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends by itself from here
         signal.set_wakeup_fd(-1)
-
-    def watch_listener(self) -> None:
-        """Accept connections from now on."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-
-    def close(self) -> None:
-        """End all connections."""
-        for client in list(self._clients):
-            self._drop(client)
-        self._selector.close()
 
     def turn(self) -> None:
         """Take what has come, waiting for something if nothing waits, and compute one batch, profile one pass."""
@@ -293,7 +129,7 @@ class WorkerServer:
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
-        ready = self._selector.select(0)
+        ready = self._select(0)
         if ready:
             return ready
         if len(self._batcher):
@@ -301,12 +137,12 @@ class WorkerServer:
         if self._jobs or self._shadows:
             return ready
         if not self._streak.is_long:
-            return self._selector.select(None)
+            return self._select(None)
         limit_ns = time.monotonic_ns() + self._spin_ns
         while not ready and time.monotonic_ns() < limit_ns:
             os.sched_yield()
-            ready = self._selector.select(0)
-        return ready or self._selector.select(None)
+            ready = self._select(0)
+        return ready or self._select(None)
 
     def _finish_frames(self) -> None:
         """Read and write on while a frame is on its way.
@@ -316,7 +152,7 @@ class WorkerServer:
         """
         limit_ns = time.monotonic_ns() + REST_OF_FRAME_NS
         while self.is_amid_frames:
-            ready = self._selector.select(0)
+            ready = self._select(0)
             for key, events in ready:
                 key.data(events)
             now_ns = time.monotonic_ns()
@@ -330,51 +166,25 @@ class WorkerServer:
     @property
     def is_amid_frames(self) -> bool:
         """Whether part of a frame is still to be read or written."""
-        if any(client.outgoing for client in self._clients):
-            return True
-        return any(client.decoder.is_in_frame for client in self._clients) and not self._batcher.is_full
+        return self.listener.is_writing or (self.listener.is_reading and not self._batcher.is_full)
 
     def _hold(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Give others the time to join what waits; return what comes, or nothing once the time is up."""
         ready: list[tuple[selectors.SelectorKey, int]] = []
         while not ready and time.monotonic_ns() < self._held_until_ns:
             time.sleep(HOLD_STEP_S)
-            ready = self._selector.select(0)
+            ready = self._select(0)
         return ready
 
     def _stop(self) -> None:
         self._is_stopping = True
 
     def _lose_parent(self, sentinel: int) -> None:
-        self._selector.unregister(sentinel)
+        self.listener.ignore(sentinel)
         self._stop()
 
-    def _accept(self, _events: int) -> None:
-        self.adopt(self._listener.accept()[0])
-
-    def adopt(self, connection: socket.socket) -> None:
-        """Serve one more connection."""
-        connection.setblocking(False)
-        client = Client(connection)
-        self._clients.add(client)
-        self._selector.register(connection, selectors.EVENT_READ, lambda events: self._serve(client, events))
-        self._send(client, header(Kind.HELLO, 0, len(self._hello)) + self._hello)
-
-    def _serve(self, client: Client, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush(client)
-        if not events & selectors.EVENT_READ or client not in self._clients:
-            return
-        try:
-            data = client.socket.recv(RECEIVE_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-            return
-        for frame in client.decoder.feed(data):
+    def _take(self, client: Client, frames: list[Frame]) -> None:
+        for frame in frames:
             if frame.kind == Kind.INFER:
                 request = Waiting(
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
@@ -389,16 +199,13 @@ class WorkerServer:
             elif frame.kind == Kind.PROFILE:
                 self._add_profile(client, frame)
             elif self._batcher.cancel(client, frame.request_id) or self._give_up_profile(client, frame.request_id):
-                self._send(client, header(Kind.CANCELLED, frame.request_id, 0))  # else its result is on the way
+                self.listener.send(client, header(Kind.CANCELLED, frame.request_id, 0))  # else its result is on the way
 
-    def _drop(self, client: Client) -> None:
-        self._clients.discard(client)
+    def _forget(self, client: Client) -> None:
         self._batcher.drop(client)
         for job in [job for job in self._jobs if job.client is client]:
             self._jobs.remove(job)
         self._shadows = deque(shadow for shadow in self._shadows if shadow.client is not client)
-        self._selector.unregister(client.socket)
-        client.socket.close()
 
     def _add_profile(self, client: Client, frame: Frame) -> None:
         assert self._profile is not None  # noqa: S101
@@ -435,7 +242,7 @@ class WorkerServer:
         except StopIteration as end:
             self._jobs.popleft()
             payload = orjson.dumps(end.value)
-            self._send(job.client, header(Kind.PROFILED, job.request_id, len(payload)) + payload)
+            self.listener.send(job.client, header(Kind.PROFILED, job.request_id, len(payload)) + payload)
         except Exception as error:
             self._jobs.popleft()
             self._send_error(job, error)
@@ -503,7 +310,7 @@ class WorkerServer:
             owed[request.client] += (head, outputs[at : at + size])
             at += size
         for client, parts in owed.items():
-            self._send(client, b"".join(parts))
+            self.listener.send(client, b"".join(parts))
         return batch_rows
 
     def _send_error(self, request: Asked, error: BaseException) -> None:
@@ -511,29 +318,4 @@ class WorkerServer:
         # The front logs the former, and tells less.
         message = first_line(error) if code == "internal" else without_paths(message_of(error))
         payload = f"{code}\n{message}".encode()
-        self._send(request.client, header(Kind.ERROR, request.request_id, len(payload)) + payload)
-
-    def _send(self, client: Client, data: bytes) -> None:
-        if client not in self._clients:
-            return
-        client.outgoing.append(data)
-        self._flush(client)
-
-    def _flush(self, client: Client) -> None:
-        try:
-            while client.outgoing:
-                data = client.outgoing[0]
-                sent = client.socket.send(data)
-                if sent < len(data):
-                    client.outgoing[0] = memoryview(data)[sent:]
-                else:
-                    client.outgoing.popleft()
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._drop(client)
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if client.outgoing else 0)
-        key = self._selector.get_key(client.socket)
-        if key.events != wanted:
-            self._selector.modify(client.socket, wanted, key.data)
+        self.listener.send(request.client, header(Kind.ERROR, request.request_id, len(payload)) + payload)

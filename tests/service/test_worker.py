@@ -15,8 +15,9 @@ from torch import Tensor
 
 from models.errors import OutOfMemoryError
 from service import worker
+from service.listener import listen
 from service.wire import Decoder, Frame, Kind
-from service.worker import Profiling, WorkerServer, listen
+from service.worker import Profiling, WorkerServer
 from tests.service.frames import packed
 
 BACKENDS = ("eager", "fused")
@@ -38,7 +39,7 @@ class Caller:
         self.worker = WorkerServer(
             self._listener, run, BACKENDS, max_batch_rows, b"{}", hold_share=hold_share, profile=profile
         )
-        self.worker.watch_listener()
+        self.worker.listener.open()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))
         self._decoder = Decoder()
@@ -68,7 +69,7 @@ class Caller:
 
     def close(self) -> None:
         self._socket.close()
-        self.worker.close()
+        self.worker.listener.close()
         self._listener.close()
 
 

@@ -1,0 +1,147 @@
+"""A worker process from its start to its end, as LitServe runs it.
+
+LitServe starts the process and restarts it; requests and results bypass its queues. The socket exists from the moment
+the engine is warm, so a connection is the proof of readiness.
+"""
+
+import multiprocessing.util
+import os
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import litserve as ls
+import orjson
+from litserve.loops.base import LitLoop
+from setproctitle import setproctitle
+
+from models.errors import MLPError
+from service import logs
+from service.errors import first_line
+from service.heap import freeze_heap
+from service.listener import listen
+from service.surroundings import ModelIdentity, identify
+from service.watch import START_FAILED, unblock_signals
+from service.worker import Profiling, WorkerServer
+
+SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on stderr otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlan:
+    """What a worker is told; it travels to the new process."""
+
+    model: Path
+    identity: ModelIdentity
+    dtype: str
+    threads: int
+    backends: tuple[str, ...]
+    default_backend: str
+    max_batch_rows: int
+    spin_us: int
+    hold_share: float
+    log_format: str
+    socket_directory: Path
+
+    def socket(self, worker_id: int) -> Path:
+        """Return where a worker listens."""
+        return self.socket_directory / f"worker-{worker_id}.sock"
+
+
+class EngineAPI(ls.LitAPI):  # type: ignore[misc]
+    """What LitServe runs in each worker."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        super().__init__(loop=EngineLoop(), api_path="/predict")
+        self.plan = plan
+
+    def setup(self, device: str) -> None:
+        """Load the engine; what prevents it ends the process with one line on stderr."""
+        from kernels.progress import Progress
+        from models.engine import load_engine
+
+        setproctitle("fused-mlp-server: worker")
+        os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
+        unblock_signals()
+        plan = self.plan
+        logs.configure(plan.log_format, is_request_logged=False)
+        try:
+            if identify(plan.model) != plan.identity:
+                fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
+            with Progress("loading the model") as progress:
+                self.engine = load_engine(plan.model, device, plan.dtype, plan.backends, plan.threads, progress)
+        except MLPError as error:
+            fail(str(error))
+        except Exception as error:
+            fail(f"model {plan.model}: could not be loaded on {device}: {first_line(error)}")
+
+    def predict(self, x: Any, **kwargs: Any) -> Any:
+        """Run rows through the engine: `predict(rows, backend=...)`."""
+        return self.engine.run(x, kwargs["backend"])
+
+    def profile(self, rows: int, backend: str, trace: Path) -> Profiling:
+        """Profile forward passes, one a step, and write a trace."""
+        from models.profile import profile_in_steps
+
+        found = yield from profile_in_steps(self.engine, rows, backend, trace)
+        return found.to_dict()
+
+
+class EngineLoop(LitLoop):  # type: ignore[misc]
+    """Warms the engine, then serves its socket until the parent or a signal ends it."""
+
+    def __call__(
+        self,
+        lit_api: EngineAPI,
+        device: str,
+        worker_id: int,
+        request_queue: Any,  # noqa: ARG002
+        transport: Any,  # noqa: ARG002
+        workers_setup_status: Any,  # noqa: ARG002
+        callback_runner: Any,  # noqa: ARG002
+    ) -> None:
+        """Run until no request can come any more."""
+        from kernels.progress import Progress
+
+        plan = lit_api.plan
+        engine = lit_api.engine
+        if worker_id == 0:  # the others do the same at the same time
+            with Progress("warming up", patience_s=0.0) as progress:
+                engine.warm_up(plan.max_batch_rows, lambda name, done, total: progress(done, total, name))
+        else:
+            engine.warm_up(plan.max_batch_rows)
+        wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
+        if all(engine.backends[name].state == "unavailable" for name in wanted):
+            fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
+        hello = {
+            "device": device,
+            "dtype": plan.dtype,
+            "threads": engine.threads,
+            "parameters": engine.parameter_count,
+            "backends": {name: asdict(status) for name, status in engine.backends.items()},
+        }
+        freeze_heap()
+        with listen(plan.socket(worker_id)) as listener:
+            WorkerServer(
+                listener,
+                lit_api.predict,
+                plan.backends,
+                plan.max_batch_rows,
+                orjson.dumps(hello),
+                plan.spin_us,
+                plan.hold_share,
+                lit_api.profile,
+            ).run()
+        multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing is left to tidy, and torch takes seconds to do so
+
+
+def fail(message: str) -> None:
+    """End this process before it serves, with one line; the parent reads no more than the exit status."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    raise SystemExit(START_FAILED)
