@@ -1,7 +1,8 @@
-"""LitServe's server, with patience for a worker that cannot start anew."""
+"""LitServe's server, with patience for a worker that ends again and again."""
 
 import logging
 import time
+from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 
 import litserve as ls
@@ -11,17 +12,43 @@ from service.worker_process import EngineAPI
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+STEADY_S = 10.0  # that a worker has to serve for its end to be none of a row
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
+class Row:
+    """How often one worker has ended early, time after time.
+
+    Attributes:
+        starts: that came to nothing, since it was last warm.
+        ends: within `STEADY_S` of being warm, since it last served for longer.
+    """
+
+    starts: int = 0
+    ends: int = 0
+
+    def wait_s(self, served_s: float | None) -> float:
+        """Count an end, and return how long the next start has to wait.
+
+        `served_s` is how long it had been warm, None where it never was. The first end of one that was warm waits for
+        nothing: the next may well hold.
+        """
+        if served_s is None:
+            self.starts += 1
+        else:
+            self.starts = 0
+            self.ends = self.ends + 1 if served_s < STEADY_S else 1
+        return delay_s(max(self.starts, self.ends - 1))
+
+
 class Host(ls.LitServer):  # type: ignore[misc]
-    """Starts an ended worker at once if it had been warm, else later and later."""
+    """Starts an ended worker at once if it had served, later and later if it ends early each time."""
 
     def __init__(self, api: EngineAPI, **arguments: object) -> None:
         """Take what LitServe takes, with `api` as the only one."""
         super().__init__(api, **arguments)
-        self._warmed: set[int] = set()
-        self._failures: dict[int, int] = {}  # starts in a row that came to nothing, by worker
+        self._rows: dict[int, Row] = {}  # of the workers that have been warm
         self._due_s: dict[int, float] = {}
 
     def launch_single_inference_worker(self, lit_api: EngineAPI, worker_id: int) -> BaseProcess:
@@ -30,31 +57,34 @@ class Host(ls.LitServer):  # type: ignore[misc]
         One that has never been warm is not started again: `Watch` ends the server with its reason.
         """
         ended: BaseProcess = self.inference_workers[worker_id]
-        path = lit_api.plan.socket(worker_id)
-        if path.exists():  # it listened, so it was warm
-            path.unlink()
-            self._warmed.add(worker_id)
-            self._failures.pop(worker_id, None)
-        elif worker_id not in self._warmed:
-            return ended
-        elif worker_id not in self._due_s:
-            failures = self._failures[worker_id] = self._failures.get(worker_id, 0) + 1
-            wait_s = delay_s(failures)
+        if worker_id not in self._due_s:
+            path = lit_api.plan.socket(worker_id)
+            served_s = None
+            if path.exists():  # it listened, so it was warm
+                served_s = time.time() - path.stat().st_mtime
+                path.unlink()
+                self._rows.setdefault(worker_id, Row())
+            elif worker_id not in self._rows:
+                return ended
+            row = self._rows[worker_id]
+            wait_s = row.wait_s(served_s)
             self._due_s[worker_id] = time.monotonic() + wait_s
-            log.error(
-                "worker %d ended while it started anew, with %s, %d in a row; it is started again in %g s",
-                worker_id,
-                ending(ended),
-                failures,
-                wait_s,
-            )
-        if time.monotonic() < self._due_s.get(worker_id, 0.0):
+            if wait_s:
+                log.error(
+                    "worker %d ended %s, with %s, %d in a row; it is started again in %g s",
+                    worker_id,
+                    "while it started anew" if served_s is None else "soon after it was warm",
+                    ending(ended),
+                    row.starts if served_s is None else row.ends,
+                    wait_s,
+                )
+        if time.monotonic() < self._due_s[worker_id]:
             return ended
-        self._due_s.pop(worker_id, None)
+        del self._due_s[worker_id]
         started: BaseProcess = super().launch_single_inference_worker(lit_api, worker_id)
         return started
 
 
 def delay_s(failures: int) -> float:
-    """Return how long to wait after so many starts in a row that came to nothing: doubled each time, to a bound."""
-    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16))
+    """Return how long to wait after so many failures in a row: nothing after none, then doubled, to a bound."""
+    return min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 16)) if failures else 0.0
