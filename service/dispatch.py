@@ -27,10 +27,16 @@ class Ticket(NamedTuple):
     request_id: int
     metrics: Metrics
 
-    def abandon(self) -> None:
-        """Say that nobody waits for the outcome any more; it is then never delivered."""
-        if self.link.abandon(self.request_id):
+    def abandon(self) -> bool:
+        """Say that nobody waits for the outcome any more; it is then never delivered.
+
+        Returns:
+            Whether it was still to come.
+        """
+        is_abandoned = self.link.abandon(self.request_id)
+        if is_abandoned:
             self.metrics.abandoned()
+        return is_abandoned
 
 
 class Dispatcher:

@@ -115,7 +115,9 @@ class Exchange:
     def disconnected(self, value: bool) -> None:
         self.is_disconnected = value
         if value and self._ticket is not None:
-            self._ticket.abandon()
+            self._carrier.inference.abandon(
+                self._ticket, self._operation, self._headers, self._request_id, self._started_ns
+            )
 
     @property
     def is_alone(self) -> bool:

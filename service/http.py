@@ -98,7 +98,7 @@ class Front:
         if reply.done():
             return reply.result()
         if ticket:
-            ticket.abandon()
+            self._inference.abandon(ticket, operation, headers, request_id, started_ns)
         raise Disconnected
 
     async def _body(self, headers: Headers, receive: Receive) -> bytes | bytearray:

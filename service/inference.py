@@ -295,6 +295,13 @@ class Inference:
         if self.traces is not None:
             self.traces.answered(operation.route, headers, request_id, outcome, (*times_ns, result_ns, encoded_ns))
 
+    def abandon(
+        self, ticket: Ticket, operation: Operation, headers: Headers, request_id: bytes, started_ns: int
+    ) -> None:
+        """Give up a request whose caller has gone; the arguments are those of `start`, which gave the ticket."""
+        if ticket.abandon() and self.traces is not None:
+            self.traces.abandoned(operation.route, headers, request_id, started_ns)
+
     def refuse(
         self,
         error: Exception,

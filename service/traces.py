@@ -10,7 +10,7 @@ and nothing of OpenTelemetry's SDK is loaded. A request's spans are made once it
       compute              its batch in the engine
       encode               writing the reply
 
-One that fails has the first span alone. Source: https://opentelemetry.io/docs/specs/semconv/http/http-spans/.
+One that fails, or whose caller goes away before the reply, has the first span alone. Source: https://opentelemetry.io/docs/specs/semconv/http/http-spans/.
 """
 
 import logging
@@ -29,6 +29,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from service.link import Result
 
 FLUSH_S = 0.8  # what the last spans have to leave in, once every request is answered
+ABANDONED = "abandoned"  # the `error.type` of what nobody waits for any more
 PARENT_HEADERS = ("traceparent", "tracestate")
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class Traces:
             times_ns: on the monotonic clock: its head read, its body whole, accepted, result here, reply written.
         """
         started_ns, whole_ns, accepted_ns, result_ns, encoded_ns = times_ns
-        clock_ns = time.time_ns() - time.monotonic_ns()
+        clock_ns = clock_offset_ns()
         span = self._begin(route, headers, clock_ns + started_ns)
         if not span.is_recording():
             return
@@ -115,8 +116,7 @@ class Traces:
         started_ns: int,
     ) -> None:
         """Record a request that was answered with an error."""
-        clock_ns = time.time_ns() - time.monotonic_ns()
-        span = self._begin(route, headers, clock_ns + started_ns)
+        span = self._begin(route, headers, started_ns + clock_offset_ns())
         if not span.is_recording():
             return
         name = request_id.decode("latin-1")
@@ -125,6 +125,15 @@ class Traces:
             span.set_attribute("mlp.backend", backend)
         if status >= 500:  # the caller's own errors are none of the server's
             span.set_status(Status(StatusCode.ERROR))
+        span.end()
+
+    def abandoned(self, route: str, headers: Mapping[bytes, bytes], request_id: bytes, started_ns: int) -> None:
+        """Record a request whose caller went away before its reply, which has no HTTP status therefore."""
+        span = self._begin(route, headers, started_ns + clock_offset_ns())
+        if not span.is_recording():
+            return
+        span.set_attributes({"error.type": ABANDONED, "mlp.request_id": request_id.decode("latin-1")})
+        span.set_status(Status(StatusCode.ERROR, "the caller closed the connection before the reply"))
         span.end()
 
     def _begin(self, route: str, headers: Mapping[bytes, bytes], start_ns: int) -> Span:
@@ -144,6 +153,11 @@ class Traces:
             if not self._exporter.is_failing:  # which is said already
                 log.warning("the last traces are dropped: %s did not take them within %g s", self._endpoint, FLUSH_S)
             self._exporter.shutdown()
+
+
+def clock_offset_ns() -> int:
+    """Return how far the wall clock, which spans have, is ahead of the monotonic one."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 class Exporter(SpanExporter):

@@ -148,6 +148,36 @@ def test_a_request_leaves_a_span_for_each_of_its_stages(start: Start, tiny_model
 
 
 @pytest.mark.slow
+def test_a_request_whose_caller_goes_away_leaves_a_span_that_says_so(
+    start: Start, tiny_model: Path, collector: Collector
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", "--otlp-endpoint", collector.url).wait_ready()
+    body = b'{"inputs": [0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]}'
+    usual = b"POST /predict HTTP/1.1\r\nhost: x\r\ntraceparent: 00-%b-%b-01\r\n%b\r\nx-request-id: %b\r\n\r\n%b"
+    whole, chunked = b"content-length: %d" % len(body), b"transfer-encoding: chunked"  # which goes through ASGI
+    parts = ((whole, b"a", body), (chunked, b"b", b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)))
+    with server.stopped("worker"):
+        for length, name, content in parts:
+            accepted, abandoned = server.accepted(), server.metric("mlp_abandoned_total")
+            with socket.create_connection(("127.0.0.1", server.port)) as caller:
+                caller.sendall(usual % (TRACE.encode(), PARENT.encode(), length, name, content))
+                server.wait_until(lambda accepted=accepted: server.accepted() == accepted + 1)  # type: ignore[misc]
+            server.wait_until(lambda seen=abandoned: server.metric("mlp_abandoned_total") == seen + 1)  # type: ignore[misc]
+    assert ask(server, request_id="c").status_code == 200
+    assert server.stop() == 0
+    *gone, answered = collector.requests
+    assert [attributes(span)["mlp.request_id"] for span in (*gone, answered)] == ["a", "b", "c"]
+    for span in gone:
+        assert (span.name, span.trace_id.hex(), span.parent_span_id.hex()) == ("POST /predict", TRACE, PARENT)
+        assert span.status.code == Status.STATUS_CODE_ERROR
+        assert span.status.message == "the caller closed the connection before the reply"
+        assert attributes(span)["error.type"] == "abandoned"
+        assert "http.response.status_code" not in attributes(span)
+        assert span.start_time_unix_nano < span.end_time_unix_nano < answered.end_time_unix_nano
+        assert collector.inside(span) == []
+
+
+@pytest.mark.slow
 def test_a_share_of_the_requests_is_traced_and_all_that_callers_trace(
     start: Start, tiny_model: Path, collector: Collector
 ) -> None:
