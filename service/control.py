@@ -61,6 +61,7 @@ def add_routes(
             backends=dispatcher.backends.states,
         )
 
+    app.router.redirect_slashes = False  # a path that is not there is an error like any other
     app.router.routes[:] = [route for route in app.router.routes if getattr(route, "path", None) not in HOST_ROUTES]
 
     @app.get("/v2", tags=["Open Inference Protocol"])

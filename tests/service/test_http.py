@@ -99,6 +99,26 @@ def test_a_route_or_model_that_is_not_there_is_not_found(client: httpx.Client, p
     require_error(client.request(method, path, json={"inputs": GOOD} if method == "POST" else None), status, code)
 
 
+def test_no_route_is_found_with_a_slash_too_many(client: httpx.Client) -> None:
+    routes = client.get("/openapi.json").json()["paths"]
+    hidden = {"/docs": ["get"], "/openapi.json": ["get"], "/static/page.js": ["get"]}
+    asked = 0
+    for path, methods in (routes | hidden).items():
+        if path in ("/", "/v2"):  # the protocol's own client asks for /v2/
+            continue
+        for method in methods:
+            url = (
+                re.sub("{.*?}", lambda place: {"{name}": "digits", "{backend}": "eager"}.get(place[0], "x"), path) + "/"
+            )
+            reply = client.request(method, url, json={"inputs": GOOD})
+            if url.startswith("/predict/"):
+                assert "expected one of eager, compiled, fused" in require_error(reply, 400, "bad_request")
+            else:
+                assert f"no such route: {url}" in require_error(reply, 404, "not_found")
+            asked += 1
+    assert asked > 15
+
+
 def test_inference_on_another_model_is_not_found(client: httpx.Client) -> None:
     reply = client.post("/v2/models/other/infer", json={})
     assert "no model 'other' here; this server has 'digits'" in require_error(reply, 404, "not_found")
