@@ -37,10 +37,22 @@ async function watch() {
   setTimeout(watch, BACKENDS_MS);
 }
 
+// A browser that follows a link sends no key, and would show the refusal.
+function closeLinks() {
+  for (const link of at("routes").querySelectorAll("a[href]")) {
+    link.removeAttribute("href");
+    link.setAttribute("role", "link");
+    link.setAttribute("aria-disabled", "true");
+  }
+  at("routes-command").textContent = `curl -H 'X-API-Key: …' ${new URL("metrics", document.baseURI)}`;
+  at("routes-reason").hidden = false;
+}
+
 events.addEventListener("locked", ({ detail }) => {
   if (!isLocked || detail) say(at("key-reason"), detail);
   if (isLocked) return;
   isLocked = true;
+  closeLinks();
   at("key").hidden = false;
   at("key-field").focus();
   live.lock(true);

@@ -442,6 +442,36 @@ def test_a_key_is_asked_for_and_goes_into_no_address(browser: Browser, locked: R
     ]
 
 
+ROUTES = "return [...document.querySelectorAll('#routes a')].map(link => link.href)"
+
+
+@NEEDS_CHROMIUM
+def test_the_routes_are_linked_where_no_key_is_asked_for(shown: Browser, server: RunningServer) -> None:
+    links = shown.evaluate(ROUTES)
+    assert links == [server.url + path for path in ("/docs", "/openapi.json", "/metrics")]
+    assert {httpx.get(link).status_code for link in links} == {200}
+    assert shown.evaluate("return document.getElementById('routes-reason').hidden")
+
+
+@NEEDS_CHROMIUM
+def test_where_a_key_is_asked_for_no_link_leads_to_a_refusal_and_the_page_says_why(
+    browser: Browser, locked: RunningServer
+) -> None:
+    browser.open(locked.url + "/")
+    browser.wait("!document.getElementById('key').hidden")
+    press(browser, KEY, Keys.ENTER)
+    browser.wait("document.documentElement.dataset.read")
+    assert browser.evaluate(ROUTES) == [""] * 3
+    click(browser, "#routes a")
+    assert browser.driver.current_url == locked.url + "/"
+    assert not browser.evaluate("return document.getElementById('routes-reason').hidden")
+    count, faint = browser.evaluate(FAINT)
+    assert (count > 40, faint) == (True, [])
+    command = text(browser, "routes-command")
+    assert command == f"curl -H 'X-API-Key: …' {locked.url}/metrics"
+    assert httpx.get(command.split()[-1], headers={b"x-api-key": KEY.encode()}).status_code == 200
+
+
 @NEEDS_CHROMIUM
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
