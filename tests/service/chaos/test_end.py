@@ -1,4 +1,4 @@
-"""The end under load, with several workers and HTTP processes."""
+"""The end under load, with one worker and one HTTP process, and with several."""
 
 import contextlib
 import json
@@ -18,7 +18,6 @@ from tests.service.running_server import RunningServer, Start, descendants, is_a
 pytestmark = pytest.mark.slow  # real servers
 
 CALLERS = 12
-SEVERAL = ("--backends", "eager", "--workers", "2", "--api-servers", "2")
 
 
 def call_until_refused(server: RunningServer, outcomes: "Counter[str]", warm: threading.Barrier) -> None:
@@ -41,13 +40,17 @@ def call_until_refused(server: RunningServer, outcomes: "Counter[str]", warm: th
                 warm.wait()
 
 
-def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(start: Start, tiny_model: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2], ids=["one of each", "several"])
+def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(
+    start: Start, tiny_model: Path, processes: int
+) -> None:
     with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as place:
-        flags = ("--model", str(tiny_model), *SEVERAL, "--log-requests", "--log-format", "json")
+        several = ("--workers", str(processes), "--api-servers", str(processes))
+        flags = ("--model", str(tiny_model), "--backends", "eager", *several, "--log-requests", "--log-format", "json")
         server = start(*flags, TMPDIR=place).wait_ready()
         (sockets,) = Path(place).glob("fused-mlp-*")
-        assert len(list(sockets.glob("*.sock"))) == 2
-        processes = descendants(server.process.pid)
+        assert len(list(sockets.glob("*.sock"))) == processes
+        pids = descendants(server.process.pid)
         outcomes: Counter[str] = Counter()
         warm = threading.Barrier(CALLERS + 1)
         callers = [threading.Thread(target=call_until_refused, args=(server, outcomes, warm)) for _ in range(CALLERS)]
@@ -62,7 +65,7 @@ def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(
         lines = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
         logged = Counter(str(line["status"]) for line in lines if line["logger"] == "service.requests")
         assert logged == {status: count for status, count in outcomes.items() if status.isdigit()}
-        assert [pid for pid in processes if is_alive(pid)] == []
+        assert [pid for pid in pids if is_alive(pid)] == []
         assert list(Path(place).iterdir()) == []
         assert not server.is_listening()
 
