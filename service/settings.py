@@ -1,6 +1,7 @@
 """Every setting of the server: command-line flag, else environment variable `MLP_<NAME>`, else default."""
 
 import os
+from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -18,6 +19,21 @@ OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OTLP_TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 BASE_URL = f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added"
 WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to which nothing is added"
+
+
+Seconds = Annotated[float, Field(gt=0, le=3600)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+KINDS = {
+    "str": "TEXT",
+    "SecretStr": "TEXT",
+    "int": "NUMBER",
+    "float": "NUMBER",
+    "tuple[str,...]": "LIST",
+    "Path": "DIRECTORY",
+}
+"""What `--help` calls the kinds of values, by Python's names for them."""
+NOTHING = "\0"  # what would stand for None on a command line, where it cannot be written: a key of `None` is a key
 
 
 class SettingsValueError(MLPError):
@@ -53,7 +69,7 @@ def shares(text: str) -> dict[str, float] | None:
 
 
 class Settings(BaseSettings):
-    """The server's settings, checked as a whole before anything starts."""
+    """Start the server. Each setting is a flag, else an environment variable MLP_<NAME>, else has its default."""
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
@@ -65,6 +81,7 @@ class Settings(BaseSettings):
         cli_implicit_flags=True,
         cli_exit_on_error=False,
         cli_avoid_json=True,
+        cli_parse_none_str=NOTHING,
     )
 
     model: str = Field("digits", description="model directory, or a name under models/zoo")
@@ -84,43 +101,32 @@ class Settings(BaseSettings):
         "auto", description="backend of requests that name none; auto: fused where available, else compiled, else eager"
     )
     max_batch_rows: int = Field(1024, ge=1, le=1 << 20, description="most rows computed at once")
-    max_request_rows: int | None = Field(
-        None, ge=1, validate_default=True, description="most rows in one request; unset: max-batch-rows"
-    )
+    max_request_rows: int | None = Field(None, ge=1, description="most rows in one request; unset: max-batch-rows")
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
         le=1 << 31,
-        validate_default=True,
         description="most bytes in one request body; unset: what max-request-rows of JSON need, 32 a number and 64 KiB",
     )
     max_queue_rows: int | None = Field(
         None,
         ge=1,
-        validate_default=True,
         description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
         "requests get 429; unset: two batches a worker, one that computes and one that waits",
     )
-    timeout_s: float = Field(30.0, gt=0, le=3600, description="longest a request may take where it asks for no less")
+    timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
         4096, ge=1, description="most open connections of each HTTP process; beyond it requests get 429"
     )
-    receive_timeout_s: float = Field(
-        30.0,
-        gt=0,
-        le=3600,
-        description="longest a request may take to arrive, plus a second for each 32 KiB of it",
+    receive_timeout_s: Seconds = Field(
+        30.0, description="longest a request may take to arrive, plus a second for each 32 KiB of it"
     )
-    keep_alive_s: float = Field(
+    keep_alive_s: Seconds = Field(
         75.0,
-        gt=0,
-        le=3600,
         description="how long a connection may stay open without a request, or without reading its reply",
     )
     workers: int = Field(1, ge=1, le=256, description="worker processes; on cuda, per device")
-    threads: int | None = Field(
-        None, ge=1, validate_default=True, description="CPU threads of each worker; unset: cores divided by workers"
-    )
+    threads: int | None = Field(None, ge=1, description="CPU threads of each worker; unset: cores divided by workers")
     api_servers: int = Field(1, ge=1, le=64, description="HTTP processes")
     spin_us: int = Field(
         200,
@@ -128,10 +134,8 @@ class Settings(BaseSettings):
         le=10_000,
         description="how long a process looks for a lone caller's next request before it sleeps; 0 spares CPU time",
     )
-    hold_share: float = Field(
+    hold_share: Share = Field(
         0.5,
-        ge=0,
-        le=1,
         description="share of what one batch saves over two that callers just answered get to join it; 0: none",
     )
     log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
@@ -144,35 +148,27 @@ class Settings(BaseSettings):
     )
     otlp_endpoint: str | None = Field(
         None,
-        validate_default=True,
         description="collector that takes traces as OTLP over HTTP, such as http://127.0.0.1:4318; unset: "
         f"{OTLP_TRACES_VARIABLE}'s, which is the whole URL, else {OTLP_VARIABLE}'s; without any there are none",
     )
-    trace_sample_rate: float | None = Field(
+    trace_sample_rate: Share | None = Field(
         None,
-        ge=0,
-        le=1,
-        validate_default=True,
         description="share of requests that leave a trace where the caller's traceparent does not say; unset: "
         "OTEL_TRACES_SAMPLER's, every one by default",
     )
-    shadow_rate: float = Field(
+    shadow_rate: Share = Field(
         0.0,
-        ge=0,
-        le=1,
         description="share of the requests answered by another backend that are run on eager as well, after the reply "
         "and when there is nothing else to do",
     )
     max_drift: float | None = Field(
         None,
         gt=0,
-        validate_default=True,
         description="how far from eager's, relative to the row's largest output, a result may be before its backend is "
         "taken out; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
     )
     canary: str | None = Field(
         None,
-        validate_default=True,
         description="share of the requests that name no backend which others than the default take, such as fused=0.05",
     )
     cache_dir: Path = Field(
@@ -317,7 +313,9 @@ def load(arguments: list[str]) -> Settings:
         names = ", ".join(f"{ENV_PREFIX}{field.upper()}" for field in Settings.model_fields)
         raise SettingsValueError(f"environment variable {unknown[0]}: no such setting; expected one of {names}")
     try:
-        source: CliSettingsSource[Any] = CliSettingsSource(Settings, cli_parse_args=arguments)
+        source: CliSettingsSource[Any] = CliSettingsSource(
+            Settings, cli_parse_args=arguments, add_argument_method=_add_flag
+        )
         settings = Settings(_cli_settings_source=source)
     except SettingsError as error:
         reason = str(error.__cause__ or error).removeprefix("error parsing CLI: ").replace("\n", " ")
@@ -327,6 +325,14 @@ def load(arguments: list[str]) -> Settings:
     if settings.otlp_endpoint is None:
         _check_otlp_variables()
     return settings
+
+
+def _add_flag(parser: ArgumentParser, *flags: str, **how: Any) -> Any:
+    """Add a flag that `--help` tells of in the words of a command line, where pydantic-settings has Python's."""
+    if "metavar" in how:
+        how["metavar"] = KINDS.get(how["metavar"], how["metavar"])
+    how["help"] = how["help"].replace(NOTHING, "unset").replace(str(BACKENDS), ",".join(BACKENDS))
+    return parser.add_argument(*flags, **how)
 
 
 def _check_otlp_variables() -> None:

@@ -25,6 +25,25 @@ def test_a_list_is_split_at_commas() -> None:
     assert settings.load(["--backends", "eager, fused"]).backends == ("eager", "fused")
 
 
+def test_a_key_is_what_was_given_whatever_it_spells() -> None:
+    for given in ("None", "null", "unset", "0"):
+        key = settings.load(["--api-key", given]).api_key
+        assert key is not None
+        assert key.get_secret_value() == given
+
+
+def test_the_help_tells_of_every_flag_in_the_words_of_a_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings.load(["--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    for name in Settings.model_fields:
+        assert f"--{name.replace('_', '-')}" in told
+    for python in ("None", "tuple", "SecretStr", " str", " int", "float ", "Path", "('"):
+        assert python not in told
+    assert "--backends LIST comma-separated backends to make ready, of eager, compiled, fused (default: eager,c" in told
+    assert "--threads NUMBER CPU threads of each worker; unset: cores divided by workers (default: unset)" in told
+
+
 def test_canaries_are_backends_and_their_shares() -> None:
     chosen = settings.load(["--canary", "fused=0.05, compiled=0.1"])
     assert chosen.canary_weights == {"fused": 0.05, "compiled": 0.1}
