@@ -147,6 +147,14 @@ class Engine:
         """
         return self._available(name)
 
+    def entry(self, backend: str, rows: int) -> Tensor | None:
+        """Return (rows, width_in) on the engine's device that `run` reads in place; see `Backend.entry`.
+
+        Raises:
+            UnknownBackendError, BackendUnavailableError: as `run`.
+        """
+        return self._available(backend).entry(rows)
+
     def _available(self, name: str) -> Backend:
         status = self._statuses.get(name)
         if status is None:

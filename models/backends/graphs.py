@@ -42,16 +42,43 @@ class Bucketed(Backend):
         results = [self._replay(bucket(part.shape[0]))(part) for part in parts]
         return results[0] if len(results) == 1 else torch.cat(results)
 
+    def entry(self, rows: int) -> Tensor | None:
+        """See `Backend`; a graph's own input."""
+        replay = self._replays.get(bucket(rows))
+        return replay.held[:rows] if isinstance(replay, Replay) else None
+
     def _replay(self, size: int) -> Callable[[Tensor], Tensor]:
         if size not in self._replays:
             self._replays[size] = self.ready(size)
         return self._replays[size]
 
 
-def captured(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any = None) -> Callable[[Tensor], Tensor]:
-    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
+class Replay:
+    """Replays a graph on as many rows as its input holds, or fewer.
 
     Padding rows hold what the last call left there; rows do not see each other.
+
+    Args:
+        held: the graph's input; rows that are there already are not copied.
+        result: the graph's output.
+        replay: computes the one from the other.
+    """
+
+    def __init__(self, held: Tensor, result: Tensor, replay: Callable[[], None]) -> None:
+        self.held = held
+        self._result = result
+        self._replay = replay
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Run (N, width_in)."""
+        if x.data_ptr() != self.held.data_ptr():
+            self.held[: x.shape[0]].copy_(x)
+        self._replay()
+        return self._result[: x.shape[0]].clone()
+
+
+def captured(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any = None) -> Replay:
+    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
 
     Args:
         run: reads its argument and allocates its result.
@@ -72,12 +99,7 @@ def captured(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any = None) ->
         with _uncollected(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
             result = run(held)
 
-    def replay(x: Tensor) -> Tensor:
-        held[: x.shape[0]].copy_(x)
-        graph.replay()
-        return result[: x.shape[0]].clone()
-
-    return replay
+    return Replay(held, result, graph.replay)
 
 
 def bucket(rows: int) -> int:

@@ -4,6 +4,7 @@ import gc
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -300,7 +301,7 @@ def test_no_garbage_is_collected_during_a_capture(monkeypatch: pytest.MonkeyPatc
         "graph": here,
         "Stream": Stream,
         "current_stream": Stream,
-        "CUDAGraph": lambda: None,
+        "CUDAGraph": lambda: SimpleNamespace(replay=None),
     }.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
 
