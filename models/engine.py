@@ -1,6 +1,7 @@
 """Holds one set of weights and runs it in any of the ways there are, each named by the caller."""
 
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -99,6 +100,7 @@ class Engine:
             result = runner(x)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or CPU_OUT_OF_MEMORY in str(error):
+                traceback.clear_frames(error.__traceback__)  # whoever tries fewer rows while handling it needs the room
                 raise OutOfMemoryError(len(x), str(self.device)) from error
             raise
         if rows.ndim != 2:

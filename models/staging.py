@@ -18,6 +18,7 @@ it is released, which waits for the last event behind all of its work.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams.
 """
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
@@ -75,7 +76,7 @@ class CUDAStreams:
             target = self._copying.get(stream) or torch.cuda.current_stream()
             with torch.cuda.stream(target):
                 for event in after:
-                    target.wait_event(event)
+                    target.wait_event(event)  # type: ignore[arg-type]  # one of its own
                 work()
                 done: Event = target.record_event()
         return done
@@ -116,7 +117,7 @@ class Slot:
         self.host_in = streams.pinned(rows, width_in)
         self.host_out = streams.pinned(rows, width_out)
         self.device_in = torch.empty(rows, width_in, dtype=torch.float32, device=device)
-        self.bytes_in = memoryview(self.host_in.numpy()).cast("B")
+        self.bytes_in = memoryview(self.host_in.numpy()).cast("B")  # type: ignore[arg-type]
 
 
 class Passage:
@@ -240,7 +241,8 @@ class Staging:
                 slot.bytes_in[at : at + len(payload)] = payload
                 at += len(payload)
             self._hand_over(slot, passage, backend)
-        except BaseException:
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)  # as `Engine.run` does
             try:
                 self._streams.synchronize()  # the copy in may be on its way
             finally:

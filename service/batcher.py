@@ -46,6 +46,12 @@ class Batcher(Generic[Client]):
         return any(self.rows(backend) >= self._max_batch_rows for backend in range(len(self._queues)))
 
     @property
+    def is_next_full(self) -> bool:
+        """Whether the next batch would not grow by what may still come."""
+        first = self.first
+        return first is not None and self.rows(first.backend) >= self._max_batch_rows
+
+    @property
     def first(self) -> Waiting[Client] | None:
         """The request that waits longest."""
         waiting = [queue[0] for queue in self._queues if queue]

@@ -14,17 +14,21 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
 from models.errors import OutOfMemoryError
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, first_line, message_of, without_paths
+from service.flights import Flights
 from service.listener import Client, Listener
 from service.patience import Patience
 from service.polling import Streak
 from service.wire import Frame, Kind, header
+
+if TYPE_CHECKING:
+    from models.staging import Staging
 
 HOLD_STEP_S = 50e-6  # epoll's own timeout counts in milliseconds
 REST_OF_FRAME_NS = 1_000_000
@@ -59,7 +63,8 @@ class WorkerServer:
     """Reads requests from API processes, computes batches, writes results.
 
     A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more. A
-    shadow is computed, alone, in a turn that has nothing else to do.
+    shadow is computed, alone, in a turn that has nothing else to do. Where batches go through a `Staging`, a turn hands
+    one over and answers another, and neither a pass nor a shadow runs while any is in the air.
     """
 
     def __init__(
@@ -72,10 +77,11 @@ class WorkerServer:
         spin_us: int = 0,
         hold_share: float = 0.0,
         profile: Callable[[int, str, Path], Profiling] | None = None,
+        staging: "Staging | None" = None,
     ) -> None:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame.
 
-        `profile(rows, name, trace)` profiles so many rows in steps.
+        `profile(rows, name, trace)` profiles so many rows in steps. With `staging`, batches go through it.
         """
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
@@ -87,6 +93,9 @@ class WorkerServer:
         self._run = run
         self._backends = backends
         self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
+        self._flights = (
+            Flights(staging, backends, self._answer, self._compute_in_parts) if staging is not None else None
+        )
         self._profile = profile
         self._jobs: deque[ProfileJob] = deque()
         self._shadows: deque[Waiting[Client]] = deque()
@@ -115,14 +124,21 @@ class WorkerServer:
         for key, events in ready:
             key.data(events)
         self._finish_frames()
+        is_flying = bool(self._flights)
+        if self._flights:
+            self._flights.land()
+            if not self._flights.may_begin(self._batcher.is_next_full):
+                return
         first = self._batcher.first
         if first is not None and not self._is_stopping:
             self._held_until_ns = self.patience.until_ns(first.backend, self._batcher.rows(first.backend))
             if time.monotonic_ns() < self._held_until_ns:
                 return
-        is_idle = not ready and first is None
+        is_idle = not ready and first is None and not is_flying
         self._compute_next()
         if self._jobs:
+            if self._flights:
+                self._flights.land_all()
             self._profile_next()
         elif is_idle and self._shadows:
             self._compute_shadow()
@@ -131,6 +147,9 @@ class WorkerServer:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
         ready = self._select(0)
         if ready:
+            return ready
+        if self._flights:
+            os.sched_yield()
             return ready
         if len(self._batcher):
             return self._hold()
@@ -151,7 +170,7 @@ class WorkerServer:
         for the next batch to be computed.
         """
         limit_ns = time.monotonic_ns() + REST_OF_FRAME_NS
-        while self.is_amid_frames:
+        while self.is_amid_frames and not (self._flights and self._flights.is_due):
             ready = self._select(0)
             for key, events in ready:
                 key.data(events)
@@ -259,19 +278,30 @@ class WorkerServer:
 
     def _compute(self, batch: list[Waiting[Client]], taken_ns: int) -> None:
         try:
+            if self._flights is not None:
+                self._flights.begin(batch, taken_ns)
+                return
             result = self._timed_run(batch)
         except Exception as error:
-            if len(batch) == 1:
-                self._send_error(batch[0], error)
-                return
-            # So that a request at fault fails alone, and that what is too much at once may still fit in parts.
-            parts = 2 if isinstance(error, OutOfMemoryError) else len(batch)
-            size = -(-len(batch) // parts)
-            for start in range(0, len(batch), size):
-                self._compute(batch[start : start + size], taken_ns)
+            self._compute_in_parts(batch, taken_ns, error)
         else:
-            rows = self._send_results(batch, taken_ns, *result)
-            self.patience.note_answers(batch[0].backend, len(batch), rows, result[1], time.monotonic_ns())
+            self._answer(batch, taken_ns, *result)
+
+    def _compute_in_parts(self, batch: list[Waiting[Client]], taken_ns: int, error: Exception) -> None:
+        """So that a request at fault fails alone, and that what is too much at once may still fit in parts."""
+        if len(batch) == 1:
+            self._send_error(batch[0], error)
+            return
+        parts = 2 if isinstance(error, OutOfMemoryError) else len(batch)
+        size = -(-len(batch) // parts)
+        for start in range(0, len(batch), size):
+            self._compute(batch[start : start + size], taken_ns)
+
+    def _answer(
+        self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
+    ) -> None:
+        rows = self._send_results(batch, taken_ns, start_ns, took_ns, outputs)
+        self.patience.note_answers(batch[0].backend, len(batch), rows, took_ns, time.monotonic_ns())
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch

@@ -105,6 +105,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
     ) -> None:
         """Run until no request can come any more."""
         from kernels.progress import Progress
+        from models.staging import staging_for
 
         plan = lit_api.plan
         engine = lit_api.engine
@@ -116,6 +117,10 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
         if all(engine.backends[name].state == "unavailable" for name in wanted):
             fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
+        try:
+            staging = staging_for(engine, plan.max_batch_rows)
+        except MLPError as error:
+            fail(f"{error} with --max-batch-rows")
         hello = {
             "device": device,
             "dtype": plan.dtype,
@@ -134,6 +139,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 plan.spin_us,
                 plan.hold_share,
                 lit_api.profile,
+                staging,
             ).run()
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()

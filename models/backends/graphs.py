@@ -64,7 +64,7 @@ class Replay:
         replay: computes the one from the other.
     """
 
-    def __init__(self, held: Tensor, result: Tensor, replay: Callable[[], None]) -> None:
+    def __init__(self, held: Tensor, result: Tensor, replay: Callable[[], object]) -> None:
         self.held = held
         self._result = result
         self._replay = replay

@@ -1,6 +1,7 @@
 """The engine's contract, whatever the backend."""
 
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -344,3 +345,19 @@ def test_rows_that_do_not_fit_are_told_from_other_faults(
     monkeypatch.setattr(Eager, "__call__", fail)
     with pytest.raises(OutOfMemoryError, match="cpu has not enough free memory for 3 rows at once"):
         engine.run(torch.zeros(3, 5), "eager")
+
+
+def test_what_did_not_fit_holds_no_memory_while_it_is_handled(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load_engine(directory)
+    made: list[weakref.ref[Tensor]] = []
+
+    def fail(*_: object) -> Tensor:
+        hidden = torch.zeros(3)
+        made.append(weakref.ref(hidden))
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(Eager, "__call__", fail)
+    try:
+        engine.run(torch.zeros(3, 5), "eager")
+    except OutOfMemoryError:
+        assert made[0]() is None

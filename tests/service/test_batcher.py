@@ -41,6 +41,16 @@ def test_a_batch_never_exceeds_the_row_bound_and_never_splits_a_request() -> Non
     assert [taken(batcher)[0] for _ in range(4)] == [[1], [2], [3], []]
 
 
+def test_the_next_batch_is_full_where_its_own_backends_rows_are_as_many_as_it_holds() -> None:
+    batcher = filled(request(1, EAGER, rows=7, accepted=1), request(2, FUSED, rows=8, accepted=2))
+    assert (batcher.is_full, batcher.is_next_full) == (True, False)
+    batcher.add(request(3, EAGER, accepted=3))
+    assert batcher.is_next_full
+    batcher.cancel("client", 3)
+    assert not batcher.is_next_full
+    assert not filled().is_next_full
+
+
 def test_a_request_whose_deadline_passed_is_set_aside_and_takes_no_room() -> None:
     batcher = filled(request(1, deadline=5), request(2, rows=8), request(3, FUSED, deadline=5))
     assert taken(batcher, now=5) == ([2], [1, 3])

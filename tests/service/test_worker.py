@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.errors import OutOfMemoryError
+from models.staging import Staging
 from service import worker
 from service.listener import listen
 from service.wire import Decoder, Frame, Kind
@@ -34,11 +35,11 @@ class Caller:
         max_batch_rows: int = 64,
         hold_share: float = 0.0,
         profile: Callable[[int, str, Path], Profiling] | None = None,
+        staging: Staging | None = None,
     ) -> None:
         self._listener = listen(path)
-        self.worker = WorkerServer(
-            self._listener, run, BACKENDS, max_batch_rows, b"{}", hold_share=hold_share, profile=profile
-        )
+        options: dict[str, Any] = {"hold_share": hold_share, "profile": profile, "staging": staging}
+        self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}", **options)
         self.worker.listener.open()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(str(path))

@@ -1,0 +1,287 @@
+"""A worker's loop, turned by hand, whose batches go to a device that does nothing until it is made to."""
+
+import random
+import time
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from models import gpu
+from models.backends.eager import Eager
+from models.engine import Engine, load_engine
+from models.errors import OutOfMemoryError
+from models.staging import HostStreams, Passage, Staging, Streams
+from service.wire import Frame, Kind
+from tests.models.lazy_streams import LazyStreams
+from tests.service.test_worker import BACKENDS, HOUR_NS, Caller, infer, profile_frame
+
+MAX_ROWS = 4
+Connect = Callable[..., Caller]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Engine:
+    return load_engine(gpu.write_model(tmp_path, (2, 3, 1)), "cpu", "float32", BACKENDS, 1)
+
+
+@pytest.fixture
+def connect(tmp_path: Path, engine: Engine) -> Iterator[Connect]:
+    callers: list[Caller] = []
+
+    def make(streams: Streams, max_batch_rows: int = MAX_ROWS, **arguments: object) -> Caller:
+        ring = Staging(engine, max_batch_rows, streams)
+        path = tmp_path / f"{len(callers)}.sock"
+        callers.append(Caller(path, engine.run, max_batch_rows, staging=ring, **arguments))  # type: ignore[arg-type]
+        return callers[-1]
+
+    yield make
+    for caller in callers:
+        caller.close()
+
+
+def in_air(caller: Caller) -> int:
+    assert caller.worker._flights is not None
+    return len(caller.worker._flights)
+
+
+def assert_answered(engine: Engine, frames: list[Frame]) -> None:
+    """Each frame is a result of its own request's rows, which hold its number."""
+    for frame in frames:
+        assert frame.kind == Kind.RESULT, bytes(frame.payload)
+        rows = torch.full((frame.rows, 2), float(frame.request_id))
+        got = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32).view(frame.rows, -1)
+        torch.testing.assert_close(got, engine.run(rows, BACKENDS[frame.backend]), rtol=1e-5, atol=1e-5)
+
+
+def test_each_gets_its_own_rows_whatever_the_device_does_first(connect: Connect, engine: Engine) -> None:
+    for seed in range(10):
+        chosen, streams = random.Random(seed), LazyStreams(seed)
+        caller = connect(streams)
+        expected: list[int] = []
+        got: list[Frame] = []
+        for number in range(1, 61):
+            expected.append(number)
+            caller.send(infer(number, rows=chosen.randint(1, MAX_ROWS), backend=chosen.randint(0, 1)))
+            if chosen.random() < 0.5:
+                caller.turn()
+            while streams.ready and chosen.random() < 0.7:
+                streams.step()
+            got += caller.received()
+        while len(got) < len(expected):
+            caller.turn()
+            streams.synchronize()
+            got += caller.received()
+        assert sorted(frame.request_id for frame in got) == expected
+        assert_answered(engine, got)
+
+
+def test_what_comes_while_a_batch_computes_is_one_batch_afterwards(connect: Connect, engine: Engine) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    for number in (1, 2, 3):
+        caller.send(infer(number))
+        caller.turn()
+    assert (in_air(caller), caller.received()) == (1, [])
+    while streams.ready != ["out"]:
+        streams.step()
+    caller.turn()
+    assert in_air(caller) == 2  # the next one is on its way while the result of the first is
+    streams.synchronize()
+    caller.turn()
+    frames = caller.received()
+    assert [(frame.request_id, frame.batch_rows) for frame in frames] == [(1, 1), (2, 2), (3, 2)]
+    assert_answered(engine, frames)
+
+
+def test_a_batch_that_cannot_grow_goes_in_while_another_computes(connect: Connect, engine: Engine) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    for number in (1, 2, 3, 4):
+        caller.send(infer(number, rows=MAX_ROWS))
+        caller.turn()
+    assert in_air(caller) == 3  # as many as there are buffers for
+    while streams.ready != ["in", "compute", "out"]:
+        streams.step(streams.ready[-1] if "out" not in streams.ready else "in")
+    streams.step("out")
+    caller.turn()
+    assert [frame.request_id for frame in caller.received()] == [1]  # while others compute
+    assert in_air(caller) == 3
+    streams.synchronize()
+    caller.turn()
+    frames = caller.received()
+    assert [frame.request_id for frame in frames] == [2, 3, 4]
+    assert_answered(engine, frames)
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts_and_what_never_fits_is_told(
+    connect: Connect, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = Eager.__call__
+
+    def holds_two(backend: Eager, x: Tensor) -> Tensor:
+        if len(x) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return call(backend, x)
+
+    caller = connect(HostStreams(), 64)
+    with monkeypatch.context() as patched:
+        patched.setattr(Eager, "__call__", holds_two)
+        caller.send(*(infer(number) for number in range(1, 20)), infer(20, rows=3))
+        while in_air(caller) or len(caller.worker._batcher) or not (frames := caller.received()):
+            caller.turn()
+    told = frames.pop([frame.request_id for frame in frames].index(20))
+    assert bytes(told.payload).startswith(b"backend_unavailable\ncpu has not enough free memory for 3 rows")
+    assert sorted(frame.request_id for frame in frames) == list(range(1, 20))
+    assert max(frame.batch_rows for frame in frames) == 2
+    assert_answered(engine, frames)
+
+
+def test_what_does_not_fit_beside_another_batch_is_tried_again_without_it(
+    connect: Connect, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Staging.submit
+    refused: list[int] = []
+
+    def alone(ring: Staging, payloads: list[bytes], rows: int, backend: str) -> object:
+        if in_air(caller):
+            refused.append(rows)
+            raise OutOfMemoryError(rows, "cuda:0")
+        return submit(ring, payloads, rows, backend)
+
+    monkeypatch.setattr(Staging, "submit", alone)
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(infer(1, rows=MAX_ROWS))
+    caller.turn()
+    caller.send(infer(2, rows=2), infer(3, rows=2))
+    caller.turn()
+    streams.synchronize()
+    caller.turn()
+    frames = caller.received()
+    assert refused == [4]
+    assert [(frame.request_id, frame.batch_rows) for frame in frames] == [(1, 4), (2, 4), (3, 4)]
+    assert_answered(engine, frames)
+
+
+def test_a_device_that_fails_late_fails_the_request_at_fault_alone(
+    connect: Connect, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, result = Staging.submit, Passage.result
+    faulty: list[Passage] = []
+
+    def noting(ring: Staging, payloads: list[memoryview], rows: int, backend: str) -> Passage:
+        passage = submit(ring, payloads, rows, backend)
+        if any((np.frombuffer(payload, dtype=np.float32) == 3).any() for payload in payloads):
+            faulty.append(passage)
+        return passage
+
+    def failing(passage: Passage) -> Tensor:
+        found = result(passage)
+        if passage in faulty:
+            raise RuntimeError("the device")
+        return found
+
+    monkeypatch.setattr(Staging, "submit", noting)
+    monkeypatch.setattr(Passage, "result", failing)
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(*(infer(number) for number in range(1, 5)))
+    frames: list[Frame] = []
+    while len(frames) < 4:
+        caller.turn()
+        streams.synchronize()
+        frames += caller.received()
+    told = frames.pop([frame.request_id for frame in frames].index(3))
+    assert bytes(told.payload) == b"internal\nRuntimeError: the device"
+    assert [frame.request_id for frame in frames] == [1, 2, 4]
+    assert_answered(engine, frames)
+    assert len(faulty) == 2  # together with the others, and alone
+    assert len(caller.worker._flights._staging._free) == 3  # type: ignore[union-attr]
+
+
+def test_a_profile_runs_while_nothing_is_in_the_air(connect: Connect, engine: Engine) -> None:
+    seen: list[int] = []
+
+    def profile(rows: int, backend: str, trace: Path) -> Generator[None, None, dict[str, object]]:
+        for _ in range(2):
+            seen.append(in_air(caller))
+            yield
+        return {}
+
+    caller = connect(LazyStreams(), profile=profile)
+    caller.send(profile_frame(1), infer(2))
+    for number in (3, 4):
+        caller.turn()
+        caller.send(infer(number))
+    caller.turn()
+    frames = caller.received()
+    assert seen == [0, 0]
+    assert [frame.request_id for frame in frames] == [2, 3, 4, 1]
+    assert_answered(engine, frames[:3])
+
+
+def test_a_shadow_waits_until_nothing_is_in_the_air(connect: Connect, engine: Engine) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(infer(1)._replace(kind=Kind.SHADOW), infer(2))
+    for _ in range(3):
+        caller.turn()
+    assert caller.received() == []
+    streams.synchronize()
+    caller.turn()
+    caller.turn()
+    frames = caller.received()
+    assert [frame.request_id for frame in frames] == [2, 1]
+    assert_answered(engine, frames)
+
+
+def test_a_caller_that_is_gone_leaves_the_others_their_answers(connect: Connect, engine: Engine) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(infer(1))
+    caller.turn()
+    caller._socket.close()
+    while caller.worker._clients:
+        caller.turn()
+    streams.synchronize()
+    caller.turn()
+    assert in_air(caller) == 0
+    assert caller.worker._flights is not None
+    assert len(caller.worker._flights._staging._free) == 3
+
+
+def test_a_batch_computes_from_the_end_of_the_one_before(connect: Connect) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    sent_ns = time.monotonic_ns()
+    for number in (1, 2):
+        caller.send(infer(number, rows=MAX_ROWS))
+        caller.turn()
+    assert in_air(caller) == 2
+    time.sleep(0.05)
+    streams.synchronize()
+    caller.turn()
+    took_ns = time.monotonic_ns() - sent_ns
+    first, second = caller.received()
+    assert first.end_ns >= 50_000_000  # computing
+    assert second.batch_ns >= 50_000_000  # waiting for the other to be done
+    for frame in (first, second):
+        assert frame.start_ns + frame.batch_ns + frame.end_ns <= took_ns
+    assert first.end_ns + second.end_ns <= took_ns
+
+
+def test_values_that_are_not_finite_change_no_neighbour(connect: Connect) -> None:
+    caller = connect(HostStreams())
+    rows = np.array([[1, 2], [np.nan, 1], [np.inf, 1], [0.5, 0.25]], dtype=np.float32)
+    for number, row in enumerate(rows):
+        caller.send(Frame(Kind.INFER, number, row.tobytes(), 0, 1, 0, time.monotonic_ns() + HOUR_NS))
+    caller.turn()
+    caller.turn()
+    frames = caller.received()
+    assert [bool(np.isfinite(np.frombuffer(it.payload, dtype=np.float32)).all()) for it in frames] == [
+        *(True, False, False, True)
+    ]
