@@ -1,9 +1,10 @@
 """Checks and measures everything on one GPU, in under 8 minutes: ``python -m models.gpu``, or ``make gpu``.
 
 Its steps: every operator's correctness and tiles (``python -m kernels check`` and ``tune``), the way of each hidden
-layer (models/backends/paths.json), the table of the backends, the profile of the reference shape. Everything lands
-under ``--out`` as gpu-*.json, and as gpu.md for people. A step that fails, or that no time is left for, is reported as
-such; the others go on. It needs torch, triton, numpy and safetensors alone.
+layer (models/backends/paths.json), the table of the backends, a batch's way from the host and back with its answers
+compared (models/staging.py), the profile of the reference shape. Everything lands under ``--out`` as gpu-*.json, and as
+gpu.md for people. A step that fails, or that no time is left for, is reported as such; the others go on. It needs
+torch, triton, numpy and safetensors alone.
 """
 
 import argparse
@@ -12,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -22,11 +24,16 @@ from kernels.progress import Progress
 from models.config import FFNConfig, InitConfig, ModelConfig, NormConfig
 
 if TYPE_CHECKING:
+    import torch
+
     from models.engine import Engine
+    from models.staging import Passage, Staging
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 BUDGET_S = 450.0
+TRAIN = 4  # batches one after another, each timed way: more than a ring has buffers for
+TRANSFER_REPETITIONS = 9
 DEFAULT_DTYPE = "bfloat16"
 
 
@@ -134,6 +141,8 @@ def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
         paths = [write_model(Path(directory), shape) for shape in plan.shapes]
         for path in paths:
             report.step(f"bench {path.name}", partial(measure_backends, report, plan, path, device, dtype))
+        for path in paths:
+            report.step(f"transfer {path.name}", partial(measure_transfer, report, plan, path, device, dtype))
         report.step(f"profile {paths[0].name}", partial(measure_profile, report, plan, paths[0], device, dtype))
     report.write("summary", {"conditions": facts, "steps": report.steps})
     (report.out / "gpu.md").write_text(markdown(report), encoding="utf-8")
@@ -231,6 +240,76 @@ def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype:
     return absent
 
 
+def measure_transfer(report: Report, plan: Plan, path: Path, device: str, dtype: str) -> str | None:
+    """Time a batch from bytes on the host to float32 on the host: unstaged, staged, and staged with others in the air.
+
+    Raises:
+        RuntimeError: a way's answers are not those of the engine's own run.
+    """
+    import torch
+
+    from models import bench
+    from models.staging import CUDAStreams, HostStreams, Staging
+
+    engine, absent = ready_engine(replace(plan, backends=("eager", "fused")), path, device, dtype)
+    streams = CUDAStreams(engine.device) if device == "cuda" else HostStreams()
+    ring = Staging(engine, max(plan.rows), streams)
+    measured: list[dict[str, Any]] = []
+    for rows in plan.rows:
+        drawn = torch.randn(TRAIN, rows, engine.config.width_in, generator=torch.Generator().manual_seed(rows))
+        payloads = [bytearray(each.numpy().tobytes()) for each in drawn]
+        for name in engine.backends:
+            ways: dict[str, Callable[[], list[torch.Tensor]]] = {
+                "unstaged": partial(_unstaged, engine, payloads, rows, name),
+                "staged": partial(_staged, ring, payloads, rows, name, 1),
+                "overlapped": partial(_staged, ring, payloads, rows, name, ring.depth),
+            }
+            expected = ways["unstaged"]()
+            for way in ("staged", "overlapped"):
+                for got, answer in zip(ways[way](), expected, strict=True):
+                    apart = float((got - answer).abs().max())
+                    if not apart <= 2**-7 * float(answer.abs().max()):  # below a bfloat16's last place, or NaN
+                        raise RuntimeError(f"{name}, {rows} rows, {way}: an answer is {apart:.3g} from the engine's")
+            seconds = bench.interleaved(ways, min(plan.repetitions, TRANSFER_REPETITIONS), engine.device)
+            for way, values in seconds.items():
+                q1, median, q3 = (round(it / TRAIN * 1e6, 2) for it in bench.quartiles(values))
+                times = {"median_us": median, "q1_us": q1, "q3_us": q3}
+                measured.append({"rows": rows, "backend": name, "way": way, **times})
+    document = {
+        "conditions": {**report.found["conditions"], "model": engine.config.to_dict(), "batches": TRAIN},
+        "depth": ring.depth,
+        "pinned_bytes": ring.bytes,
+        "transfer": measured,
+    }
+    report.found.setdefault("transfer", []).append(document)
+    report.write(f"transfer-{path.name}", document)
+    return absent
+
+
+def _unstaged(engine: "Engine", payloads: Sequence[bytearray], rows: int, name: str) -> "list[torch.Tensor]":
+    import torch
+
+    results = []
+    for payload in payloads:
+        x = torch.frombuffer(payload, dtype=torch.float32).view(rows, -1)
+        results.append(engine.run(x, name).to("cpu", torch.float32))
+    return results
+
+
+def _staged(ring: "Staging", payloads: Sequence[bytearray], rows: int, name: str, depth: int) -> "list[torch.Tensor]":
+    """Run with up to `depth` batches in the air; results are copied out of the ring, as replies are."""
+    results: list[torch.Tensor] = []
+    in_air: deque[Passage] = deque()
+    for payload in [*payloads, *[None] * depth]:
+        if in_air and (payload is None or len(in_air) == depth):
+            passage = in_air.popleft()
+            results.append(passage.result().clone())
+            passage.release()
+        if payload is not None:
+            in_air.append(ring.submit([payload], rows, name))
+    return results
+
+
 def measure_profile(report: Report, plan: Plan, path: Path, device: str, dtype: str) -> str | None:
     """Profile one model's backends."""
     from models import profile
@@ -309,6 +388,22 @@ def markdown(report: Report) -> str:
             for it in document["bench"]
         ]
         lines += [f"\n{name}: {note}." for name, note in document["notes"].items()]
+    for document in report.found.get("transfer", []):
+        lines += [
+            "",
+            f"## {document['conditions']['model']['name']}: from the host and back",
+            "",
+            f"A batch from bytes on the host to float32 on the host, {document['conditions']['batches']} in a row; "
+            f"overlapped: up to {document['depth']} in the air, {document['pinned_bytes']} bytes of pinned memory.",
+            "",
+            "| rows | backend | way | us |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {it['rows']} | {it['backend']} | {it['way']} "
+            f"| {it['median_us']:g} ({it['q1_us']:g} to {it['q3_us']:g}) |"
+            for it in document["transfer"]
+        ]
     if "profile" in report.found:
         lines += ["", "## Profile", "", "```", *(table(each) for each in report.found["profile"]), "```"]
     return "\n".join(lines) + "\n"

@@ -14,6 +14,7 @@ from kernels import roof
 from models import gpu
 from models.backends import paths
 from models.gpu import Report
+from models.staging import Passage
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -49,13 +50,21 @@ def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path) ->
     assert gpu.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     shape = "geglu-32x48x2"
     assert {path.name for path in tmp_path.iterdir()} == {
-        *("gpu-paths.json", f"gpu-bench-{shape}.json", "gpu-profile.json", "gpu-summary.json", "gpu.md"),
+        *(
+            "gpu-paths.json",
+            f"gpu-bench-{shape}.json",
+            f"gpu-transfer-{shape}.json",
+            "gpu-profile.json",
+            "gpu-summary.json",
+            "gpu.md",
+        ),
         *("gpu-trace-eager.json", "gpu-trace-fused.json"),
     }
     summary = json.loads((tmp_path / "gpu-summary.json").read_text())
     assert [(it["step"], it["state"]) for it in summary["steps"]] == [
         ("paths", "done"),
         (f"bench {shape}", "done"),
+        (f"transfer {shape}", "done"),
         (f"profile {shape}", "done"),
     ]
     assert summary["conditions"]["dtype"] == "bfloat16"
@@ -65,9 +74,18 @@ def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path) ->
     assert [(it["rows"], it["backend"]) for it in document["bench"]] == [
         *((1, "eager"), (1, "fused"), (8, "eager"), (8, "fused")),
     ]
+    transfer = json.loads((tmp_path / f"gpu-transfer-{shape}.json").read_text())["transfer"]
+    assert [(it["rows"], it["backend"], it["way"]) for it in transfer] == [
+        (rows, backend, way)
+        for rows in (1, 8)
+        for backend in ("eager", "fused")
+        for way in ("unstaged", "staged", "overlapped")
+    ]
     text = (tmp_path / "gpu.md").read_text()
     assert f"## {shape}" in text
     assert "| 8 | fused | " in text
+    assert f"## {shape}: from the host and back" in text
+    assert "| 8 | fused | overlapped | " in text
     assert "mkldnn::_linear_pointwise" in text
     assert paths.FILE.read_text() == before  # a CPU's choice is no GPU's
 
@@ -80,6 +98,17 @@ def test_a_backend_that_cannot_run_is_named_and_the_others_measured(
     engine, absent = gpu.ready_engine(gpu.PLANS["cpu"], path, "cpu", "float32")
     assert absent == "done without fused (no post-ops here)"
     assert list(engine.backends) == ["eager"]
+
+
+def test_answers_that_are_not_the_engines_fail_the_step_of_the_transfer(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = Passage.result
+    monkeypatch.setattr(Passage, "result", lambda passage: result(passage).roll(1))
+    report.found["conditions"] = {}
+    path = gpu.write_model(tmp_path, (8, 8, 1))
+    with pytest.raises(RuntimeError, match="eager, 1 rows, staged: an answer is .* from the engine's"):
+        gpu.measure_transfer(report, gpu.PLANS["cpu"], path, "cpu", "float32")
 
 
 def test_a_step_that_fails_is_reported_and_the_next_one_taken(report: Report) -> None:

@@ -15,6 +15,8 @@ from models.backends.eager import Eager
 from models.engine import Engine, load_engine
 from models.errors import OutOfMemoryError
 from models.staging import HostStreams, Passage, Staging, Streams
+from service.batcher import Waiting
+from service.flights import Flights
 from service.wire import Frame, Kind
 from tests.models.lazy_streams import LazyStreams
 from tests.service.test_worker import BACKENDS, HOUR_NS, Caller, infer, profile_frame
@@ -285,3 +287,15 @@ def test_values_that_are_not_finite_change_no_neighbour(connect: Connect) -> Non
     assert [bool(np.isfinite(np.frombuffer(it.payload, dtype=np.float32)).all()) for it in frames] == [
         *(True, False, False, True)
     ]
+
+
+def test_outputs_stay_as_they_are_while_they_are_answered(engine: Engine) -> None:
+    ring = Staging(engine, MAX_ROWS, HostStreams())
+    free: list[int] = []
+    flights: Flights[str] = Flights(ring, BACKENDS, lambda *_: free.append(len(ring._free)), pytest.fail)
+    rows = np.zeros((1, 2), dtype=np.float32).tobytes()
+    flights.begin([Waiting("caller", 1, 0, 1, rows, 0, HOUR_NS)], 0)
+    flights.land()
+    assert free == [ring.depth - 1]
+    assert ring.has_room
+    assert len(flights) == 0
