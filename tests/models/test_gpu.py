@@ -107,7 +107,7 @@ def test_answers_that_are_not_the_engines_fail_the_step_of_the_transfer(
     monkeypatch.setattr(Passage, "result", lambda passage: result(passage).roll(1))
     report.found["conditions"] = {}
     path = gpu.write_model(tmp_path, (8, 8, 1))
-    with pytest.raises(RuntimeError, match="eager, 1 rows, staged: an answer is .* from the engine's"):
+    with pytest.raises(RuntimeError, match=r"eager, 1 rows, staged: an answer is .* from the engine's"):
         gpu.measure_transfer(report, gpu.PLANS["cpu"], path, "cpu", "float32")
 
 
