@@ -1,0 +1,205 @@
+"""A fused block follows its weights, and runs its own forward where only that will do."""
+
+import copy
+import gc
+import pickle
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import fuse, unfuse
+from models.errors import BackendError
+from models.fusion.fused_block import Fused
+from tests.models.fusion.made_blocks import DIM, HIDDEN, MLP, ROWS, made, rows
+
+# PyTorch's compiler uses what PyTorch deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
+
+
+class Residual(nn.Module):
+    """A model around a block."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.block(x)
+        return x + y
+
+
+def test_weights_that_are_changed_are_seen(block: nn.Module) -> None:
+    other = copy.deepcopy(block)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+    fuse(block)
+    before = block(rows())
+    block.load_state_dict(other.state_dict())
+    changed = block(rows())
+    assert not torch.allclose(changed, before)
+    torch.testing.assert_close(changed, other(rows()), rtol=1e-5, atol=1e-5)
+    block.load_state_dict(other.state_dict(), assign=True)
+    torch.testing.assert_close(block(rows()), other(rows()), rtol=1e-5, atol=1e-5)
+
+
+def test_another_type_is_followed_or_refused(block: nn.Module) -> None:
+    fuse(block)
+    exact = block(rows())
+    block.bfloat16()
+    assert block(rows(torch.bfloat16)).dtype == torch.bfloat16
+    torch.testing.assert_close(block(rows(torch.bfloat16)).float(), exact, rtol=0.1, atol=0.1)
+    block.double()
+    with pytest.raises(BackendError, match=r"cannot be run fused any more, since its weights are torch\.float64"):
+        block(rows(torch.float64))
+    unfuse(block)
+    assert block(rows(torch.float64)).dtype == torch.float64
+
+
+def test_gradients_are_those_of_the_own_forward(block: nn.Module) -> None:
+    block.requires_grad_(True)
+    block(rows()).sum().backward()
+    before = [it.grad.clone() for it in block.parameters() if it.grad is not None]
+    block.zero_grad()
+    fuse(block)
+    with pytest.warns(RuntimeWarning, match="asked for a gradient"):
+        block(rows()).sum().backward()
+    after = [it.grad for it in block.parameters() if it.grad is not None]
+    assert len(after) == len(before) == len(list(block.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    with warnings.catch_warnings():  # once a block is enough
+        warnings.simplefilter("error")
+        block(rows())
+
+
+def test_training_mode_and_autocast_run_the_own_forward(block: nn.Module) -> None:
+    fuse(block)
+    with torch.autocast("cpu", torch.bfloat16), pytest.warns(RuntimeWarning, match="under autocast"):
+        y = block(rows())
+    unfuse(block)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(block(rows()), y)
+    fuse(block)
+    for part in (it for it in block.modules() if isinstance(it, Fused)):
+        part.training = True  # the block alone, as nobody does
+    with pytest.warns(RuntimeWarning, match="in training mode"):
+        block(rows())
+
+
+def test_dropout_that_is_switched_on_drops() -> None:
+    block = made("timm")
+    fuse(block)
+    block.get_submodule("drop").train()
+    with pytest.warns(RuntimeWarning, match="in training mode"):
+        assert (block(rows()) == 0).sum() > ROWS * DIM / 4
+
+
+def test_an_activation_that_is_changed_is_seen() -> None:
+    block, other = MLP().eval().requires_grad_(False), nn.ReLU().eval()
+    fuse(block)
+    block.act = other
+    y = block(rows())
+    unfuse(block)
+    torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
+
+
+def test_hooks_run(block: nn.Module) -> None:
+    fuse(block)
+    seen: list[str] = []
+    inner = next(it for it in block.modules() if isinstance(it, nn.Linear))
+    block.register_forward_hook(lambda *_: seen.append("block"))
+    handle = inner.register_forward_hook(lambda *_: seen.append("inner"))
+    with pytest.warns(RuntimeWarning, match="has a hook on an inner layer"):
+        block(rows())
+    assert seen == ["inner", "block"]
+    handle.remove()
+    block(rows())
+    assert seen == ["inner", "block", "block"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LlamaMLP", "BertIntermediate and BertOutput", "a sequence"])
+def test_torch_compile_takes_it_whole_and_follows_it(name: str) -> None:
+    torch._dynamo.reset()
+    block = Residual(made(name)).eval()
+    own = block(rows())
+    fuse(block)
+    compiled = torch.compile(block, fullgraph=True)
+    with torch.inference_mode():
+        assert torch.equal(compiled(rows()), block(rows()))
+        assert compiled(rows(torch.float32, 3, 5, DIM)).shape == (3, 5, DIM)
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.mul_(1.5)
+        assert torch.equal(compiled(rows()), block(rows()))
+        assert not torch.allclose(block(rows()), own)
+        unfuse(block)
+        torch.testing.assert_close(compiled(rows()), block(rows()), rtol=1e-5, atol=1e-5)
+
+
+def test_a_copy_or_a_pickle_is_not_fused(block: nn.Module) -> None:
+    y = block(rows())
+    fuse(block)
+    for twin in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):  # noqa: S301
+        assert unfuse(twin) == ()
+        assert torch.equal(twin(rows()), y)
+    assert len(unfuse(block)) > 0
+
+
+def test_a_fused_model_is_let_go_of() -> None:
+    block = made("LlamaMLP")
+    fuse(block)
+    reference = weakref.ref(block)
+    del block
+    gc.collect()
+    assert reference() is None
+
+
+def test_empty_and_flat_rows_pass(block: nn.Module) -> None:
+    flat, empty = block(rows()[0]), block(rows(torch.float32, 0, DIM))
+    fuse(block)
+    torch.testing.assert_close(block(rows()[0]), flat, rtol=1e-5, atol=1e-5)
+    assert block(rows(torch.float32, 0, DIM)).shape == empty.shape
+    strided = rows(torch.float32, DIM, ROWS).T
+    torch.testing.assert_close(block(strided), block(strided.contiguous()), rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_may_be_named() -> None:
+    block = made("BertIntermediate and BertOutput")
+    fuse(block)
+    output, h = block.get_submodule("output"), rows(torch.float32, ROWS, HIDDEN)
+    assert torch.equal(output(h, rows()), output(input_tensor=rows(), hidden_states=h))
+    with pytest.raises(TypeError, match="input_tensor"):
+        output(h)
+
+
+@pytest.mark.parametrize("extra", [{"foo": 1}, {"x": 1}], ids=["no parameter", "a parameter twice"])
+def test_arguments_that_the_own_forward_refuses_are_refused(extra: dict[str, Any]) -> None:
+    block = made("LlamaMLP")
+    with pytest.raises(TypeError) as own:
+        block(rows(), **extra)
+    fuse(block)
+    with pytest.raises(TypeError) as fused:
+        block(rows(), **extra)
+    assert str(fused.value) == str(own.value)
+
+
+class Forgiving(MLP):
+    """A block whose forward takes whatever it is given, and adds a second one up."""
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        return super().forward(tensors[0]) + sum(tensors[1:])
+
+
+def test_a_call_with_more_arguments_runs_the_own_forward_and_warns_once() -> None:
+    block, x = Forgiving().requires_grad_(False).eval(), rows()
+    expected = block(x, x)
+    assert len(fuse(block).swapped) == 1
+    with pytest.warns(RuntimeWarning, match="Forgiving: a fused block runs its own forward where it is called with"):
+        assert torch.equal(block(x, x), expected)
+    with warnings.catch_warnings(action="error"):
+        assert torch.equal(block(x, x), expected)
