@@ -15,6 +15,8 @@ from transformers.models.phi3.modeling_phi3 import Phi3MLP
 from transformers.models.t5.modeling_t5 import T5DenseActDense, T5DenseGatedActDense
 from transformers.models.vit.modeling_vit import ViTMLP
 
+from models import fuse
+
 # Large enough for oneDNN's own products: see plain_rows.
 DIM, HIDDEN, ROWS = 288, 1024, 19
 
@@ -86,3 +88,15 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> nn.Module:
 
 def rows(dtype: torch.dtype = torch.float32, *shape: int) -> Tensor:
     return torch.randn(shape or (ROWS, DIM), generator=torch.Generator().manual_seed(1)).to(dtype)
+
+
+def reason_left_alone(block: nn.Module) -> str:
+    """Fuse a model of which `block` is left alone and another one is not, and return the reason."""
+    kind = type(block)
+    report = fuse(nn.ModuleDict({"odd": block, "plain": made("timm")}))
+    assert [it.name for it in report.swapped] == ["plain"]
+    assert [(it.name, it.kind) for it in report.left_alone] == [("odd", kind.__name__)]
+    assert type(block) is kind
+    reason = report.left_alone[0].reason
+    assert f"odd ({kind.__name__}): left alone, {reason}" in str(report)
+    return reason

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models import fuse, unfuse
-from tests.models.fusion.made_blocks import BLOCKS, made, rows
+from tests.models.fusion.made_blocks import BLOCKS, MLP, made, reason_left_alone, rows
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -52,6 +52,20 @@ def test_a_second_call_swaps_nothing(block: nn.Module) -> None:
     report = fuse(block)
     assert report.swapped == ()
     assert {it.reason for it in report.left_alone} == {"it is fused already"}
+
+
+def patched() -> nn.Module:
+    block = MLP()
+    object.__setattr__(block, "forward", block.forward)
+    return block
+
+
+def test_a_forward_that_was_replaced_on_the_object_stays() -> None:
+    assert reason_left_alone(patched().eval()).startswith("its forward was replaced on the object")
+
+
+def test_a_block_in_training_mode_is_left_alone() -> None:
+    assert reason_left_alone(MLP().train()) == "it is in training mode: call eval() first"
 
 
 def test_it_works_within_inference_mode() -> None:
