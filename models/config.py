@@ -186,6 +186,11 @@ class ModelConfig:
         head = 0 if self.out_features is None else self.dim * self.out_features
         return 2 * (self.depth * block + stem + head)
 
+    @property
+    def size(self) -> str:
+        """What a person should know of how large the model is, in half a sentence."""
+        return f"{self.parameter_count:,} parameters, {self.flops_per_row:,} FLOPs a row"
+
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every tensor of the model, by its name in the weights file, in order of use."""
         block = self._block_shapes()

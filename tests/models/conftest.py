@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import roof
 from models import weights
 from models.config import ModelConfig
 from tests.made_model import made_fields
@@ -72,3 +73,9 @@ def write_model(tmp_path: Path, spread: Callable[[ModelConfig], dict[str, Tensor
         return directory
 
     return write
+
+
+@pytest.fixture
+def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))

@@ -126,7 +126,9 @@ CASES: dict[str, Case] = {
 
 def made(case: Case, dtype: torch.dtype = torch.float32) -> Any:
     """Make a model every number of which is away from its neutral value."""
-    model = getattr(transformers, case.model)(getattr(transformers, case.config)(**case.fields))
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(0)
+        model = getattr(transformers, case.model)(getattr(transformers, case.config)(**case.fields))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,6 +1,5 @@
 """A row gives the same answer alone and in any batch, within the bound, on every backend."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.__main__ import main
 from models.backends import NAMES
 from models.batching import Comparison, batching, table
 from models.config import ModelConfig
@@ -112,19 +110,3 @@ def test_the_bound_needs_eager_and_what_cannot_run_is_not_left_out(make: Make, m
     monkeypatch.setattr("models.backends.fused.unavailable", lambda _: "no post-ops here")
     with pytest.raises(BackendUnavailableError, match="no post-ops here"):
         batching(make("eager", "fused"), SIZES)
-
-
-def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "batching.json"
-    assert main(["batching", "digits", "--rows", "2,8", "--backends", "eager,fused", "--threads", "1", "--json", str(path)]) == 0  # fmt: skip  # noqa: E501
-    assert "  in a batch, alone  " in capsys.readouterr().out
-    document = json.loads(path.read_text())
-    assert [(each["dtype"], each["backend"], each["batch_rows"]) for each in document["batching"]] == [
-        (dtype, backend, size) for dtype in ("float32", "bfloat16") for backend in ("eager", "fused") for size in (2, 8)
-    ]
-    for each in document["batching"]:
-        assert each["fault"] is None
-        errors = each["alone_from_exact"]["absolute"] + each["batched_from_exact"]["absolute"]
-        assert 0 <= each["batched_from_alone"]["absolute"] <= errors * 1.01
-    facts = document["conditions"]
-    assert (facts["dtype"], facts["threads"], facts["model"]["name"]) == ("float32, bfloat16", 1, "digits")

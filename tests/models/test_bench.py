@@ -1,9 +1,7 @@
 """What `python -m models bench` measures and says; no test relies on how long anything takes."""
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +10,6 @@ import torch
 from kernels import roof
 from kernels.roof import Roof
 from models import bench
-from models.__main__ import main
 from models.bench import Measurement
 from models.engine import load_engine
 from models.errors import BackendUnavailableError, InputError
@@ -20,11 +17,7 @@ from models.errors import BackendUnavailableError, InputError
 CPU = torch.device("cpu")
 ROOF = Roof(10e9, {torch.float32: 100e9})
 
-
-@pytest.fixture(autouse=True)
-def _small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
-    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
+pytestmark = pytest.mark.usefixtures("small_roof")
 
 
 def measurement(rows: int, backend: str, median_us: float) -> Measurement:
@@ -119,44 +112,3 @@ def test_what_is_beyond_the_roof_is_told_below_the_table() -> None:
     within, beyond = (replace(measurement(1, "fused", 80), percent_of_roof=each) for each in (100, 130))
     assert "beyond" not in bench.table([within])
     assert bench.table([within, beyond]).splitlines()[-1].startswith("1 of 2 are beyond 100% of the roof, up to 130%: ")
-
-
-def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "bench.json"
-    assert main(["bench", "digits", "--rows", "1,3", "--backends", "eager,fused", "--threads", "1", "--repetitions", "2", "--json", str(path)]) == 0  # fmt: skip  # noqa: E501
-    out = capsys.readouterr().out
-    assert "roof: copy" in out
-    assert "geometric mean of eager's time over fused's" in out
-    document = json.loads(path.read_text())
-    assert [(it["rows"], it["backend"], it["implementation"]) for it in document["bench"]] == [
-        *((1, "eager", "torch"), (1, "fused", "onednn")),
-        *((3, "eager", "torch"), (3, "fused", "onednn")),
-    ]
-    facts = document["conditions"]
-    assert (facts["threads"], facts["dtype"], facts["repetitions"], facts["is_cold"]) == (1, "float32", 2, False)
-    assert facts["torch"] == torch.__version__
-    assert facts["model"]["name"] == "digits"
-    assert all(it["ratio"] == 1 for it in document["bench"] if it["backend"] == "eager")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["digits", "--rows", "1,x"], "expected positive integers with commas between, got '1,x'"),
-        (["digits", "--rows", "0"], "expected positive integers with commas between, got '0'"),
-        (["digits", "--repetitions", "0"], "expected a positive integer, got '0'"),
-        (["digits", "--backends", "fusd"], "expected one of eager, compiled, fused, got 'fusd'"),
-        (["digits", "--dtype", "int8"], "dtype: expected one of float32"),
-        (["nowhere"], "nowhere"),
-    ],
-    ids=lambda it: "-".join(it) if isinstance(it, list) else "",
-)
-def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    try:
-        status = main(["bench", *arguments])
-    except SystemExit as stop:
-        status = int(str(stop.code))
-    captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "")
-    assert captured.err.count("\n") == 1
-    assert sentence in captured.err

@@ -28,6 +28,18 @@ def test_what_the_http_processes_use_brings_no_pytorch(statement: str) -> None:
     assert not modules_after(statement) & {"torch", "triton", "pydantic", "sklearn", "transformers"}
 
 
+def test_no_command_needs_pytorch_to_say_what_it_takes() -> None:
+    statement = """
+from models.__main__ import COMMANDS, main
+for command in COMMANDS:
+    try:
+        main([command, "--help"])
+    except SystemExit:
+        continue
+"""
+    assert not modules_after(statement) & {"torch", "triton", "sklearn", "transformers"}
+
+
 def test_the_engine_comes_when_it_is_asked_for() -> None:
     assert "torch" in modules_after("from models import load_engine")
 

@@ -1,0 +1,1 @@
+"""The commands of `python -m models`, a file each: `add_arguments(parser)`, and `run(options)`."""

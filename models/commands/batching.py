@@ -1,0 +1,40 @@
+"""Compares each row computed alone with the same row in batches, and both with float64."""
+
+import argparse
+
+from kernels.progress import Progress
+from models import measuring
+from models.flags import names, row_counts
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.description = __doc__
+    measuring.add_arguments(parser)
+    parser.add_argument(
+        "--dtype", type=names, default=["float32", "bfloat16"], metavar="A,B", help="default: float32,bfloat16"
+    )
+    parser.add_argument(
+        "--rows",
+        type=row_counts,
+        default=[2, 3, 16, 64, 256],
+        metavar="N,N",
+        help="of a batch; default: 2,3,16,64,256",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Compare them."""
+    import torch
+
+    from models import batching
+
+    options.threads = options.threads or torch.get_num_threads()  # now: an engine sets it
+    found = []
+    for dtype in options.dtype:
+        engine = measuring.warm_engine(options, dtype, max(options.rows))
+        with Progress(f"comparing in {dtype}") as progress:
+            found += batching.batching(engine, options.rows, progress)
+    conditions = measuring.conditions_of(engine, dtype=", ".join(options.dtype))
+    print(batching.table(found))
+    measuring.write(options.json, {"conditions": conditions, "batching": [it.to_dict() for it in found]})

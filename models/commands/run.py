@@ -1,0 +1,84 @@
+"""Runs rows through a model and writes what comes out."""
+
+import argparse
+import io
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kernels.progress import Progress
+from models.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags."""
+    parser.description = __doc__
+    parser.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
+    parser.add_argument("--backend", default="eager", help="eager, compiled or fused; default: eager")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--input", type=Path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
+    parser.add_argument("--output", type=Path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run them."""
+    from models.engine import load_engine
+
+    rows = read_rows(options.input)
+    with Progress("loading") as progress:
+        engine = load_engine(
+            options.model, options.device, options.dtype, (options.backend,), options.threads, progress
+        )
+    if options.backend == "compiled":
+        with Progress("compiling", patience_s=0) as progress:
+            engine.warm_up(1, lambda _, done, total: progress(done, total))
+    result = engine.run(rows, options.backend).float().cpu().numpy()
+    if options.output is None:
+        print(to_json(result))
+    elif options.output.suffix == ".npy":
+        np.save(options.output, result)
+    else:
+        options.output.write_text(to_json(result) + "\n", encoding="utf-8")
+
+
+def read_rows(path: Path | None) -> "Tensor":
+    """Read a .npy file, a JSON file, or JSON from stdin.
+
+    Raises:
+        InputError: it holds something else than numbers in rows of one length.
+    """
+    import torch
+
+    name = "stdin" if path is None else str(path)
+    data = sys.stdin.buffer.read() if path is None else path.read_bytes()
+    try:
+        if data.startswith(b"\x93NUMPY"):
+            values = np.load(io.BytesIO(data), allow_pickle=False)
+        else:
+            values = np.array(json.loads(data))
+    except (ValueError, TypeError, RecursionError, EOFError):
+        raise InputError(
+            f"{name}: expected an .npy array or a JSON list of numbers, every row as long as the others"
+        ) from None
+    if values.dtype.kind not in "fiu":
+        raise InputError(f"{name}: expected numbers, got an array of {values.dtype}")
+    return torch.from_numpy(values.astype(np.float64))
+
+
+def to_json(values: Any) -> str:
+    """Return an array as JSON.
+
+    Raises:
+        InputError: it holds a number that JSON cannot.
+    """
+    if not np.isfinite(values).all():
+        raise InputError("output: holds NaN or infinity, which JSON cannot: write it with --output FILE.npy")
+    return json.dumps(values.tolist())

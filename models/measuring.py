@@ -1,0 +1,79 @@
+"""What the commands that measure share: their flags, a warm engine, and the document that they write."""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernels.progress import Progress
+from models.errors import InputError
+from models.flags import names, positive
+
+if TYPE_CHECKING:
+    from models.engine import Engine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that all of them have."""
+    parser.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
+    parser.add_argument("--backends", type=names, default=["eager", "compiled", "fused"], metavar="A,B")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=positive, help="default: as many as PyTorch takes")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions too")
+
+
+def add_dtype(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of those that measure in one dtype."""
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+
+
+def warm_engine(options: argparse.Namespace, dtype: str, max_rows: int) -> "Engine":
+    """Load the model and make every backend ready for up to `max_rows`.
+
+    Raises:
+        InputError: a file that was asked for cannot be written.
+        BackendUnavailableError: a backend cannot run here.
+    """
+    from models.bench import require_available
+    from models.engine import load_engine
+
+    for name in ("json", "png", "trace"):
+        _refuse_where_no_file_can_be(name, getattr(options, name, None))
+    with Progress("loading") as progress:
+        engine = load_engine(options.model, options.device, dtype, options.backends, options.threads, progress)
+    require_available(engine)
+    with Progress("warming up", patience_s=0 if "compiled" in options.backends else 2) as progress:
+        engine.warm_up(max_rows, lambda name, done, total: progress(done, total, name))
+    require_available(engine)
+    return engine
+
+
+def conditions_of(engine: "Engine", **changes: str | int) -> dict[str, Any]:
+    """Return the conditions of what was measured, the model among them, and print them."""
+    from models.conditions import conditions, described
+
+    facts = conditions(engine.device, engine.dtype, engine.threads) | changes
+    print(f"{engine.config.name}: {engine.config.size}")
+    print(described(facts))
+    return {**facts, "model": engine.config.to_dict()}
+
+
+def write(path: Path | None, document: dict[str, Any]) -> None:
+    """Write a document where a file was asked for."""
+    if path is not None:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _refuse_where_no_file_can_be(name: str, path: Path | None) -> None:
+    """Say so before a long measurement, not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{name}: expected a file to write, got {path}, which is a directory")
+    if not path.parent.is_dir():
+        raise InputError(
+            f"{name}: expected a directory to write {path.name} to, got {path.parent}, which is none: make it"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise InputError(f"{name}: expected a file that may be written, got {path}, which may not")

@@ -1,0 +1,60 @@
+"""The directory that a command writes a model to, which is not replaced unasked."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from models import weights
+from models.config import CONFIG_FILE, ModelConfig
+from models.errors import ModelError
+from models.weights import WEIGHTS_FILE
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add OUT and --overwrite."""
+    parser.add_argument("out", type=Path, metavar="OUT", help="the new directory")
+    parser.add_argument("--overwrite", action="store_true", help="replace the model that OUT holds")
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """Add --name, which `name` reads."""
+    parser.add_argument("--name", help="default: the directory's name")
+
+
+def name(options: argparse.Namespace) -> str:
+    """Return the new model's name."""
+    return str(options.out.resolve().name if options.name is None else options.name)
+
+
+def refuse_a_model(options: argparse.Namespace) -> None:
+    """Do nothing where the directory may be written.
+
+    Raises:
+        ModelError: it holds a model, and --overwrite was not given.
+    """
+    for file in (CONFIG_FILE, WEIGHTS_FILE):
+        if not options.overwrite and (options.out / file).exists():
+            raise ModelError(
+                f"{options.out}: expected a directory without a model, got one with {file}; name another one, or add "
+                "--overwrite"
+            )
+
+
+def write(options: argparse.Namespace, config: ModelConfig, tensors: "dict[str, Tensor] | None") -> None:
+    """Write the directory, and say how large its model is; None for weights that only their seed tells.
+
+    Raises:
+        ModelError: as `refuse_a_model`.
+    """
+    refuse_a_model(options)
+    out: Path = options.out
+    out.mkdir(parents=True, exist_ok=True)
+    if tensors is None:
+        (out / WEIGHTS_FILE).unlink(missing_ok=True)
+    else:
+        weights.save(out, tensors)
+    config.save(out)
+    print(f"{out}: {config.size}")

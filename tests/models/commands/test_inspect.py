@@ -1,0 +1,36 @@
+"""What a model is, for people and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from models import weights
+from models.__main__ import main
+from models.config import ModelConfig
+from models.directory import ZOO
+
+NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
+
+
+def test_inspect_shows_what_a_model_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", "digits", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    config = ModelConfig.load(ZOO / "digits")
+    assert ModelConfig.from_dict(facts["config"]) == config
+    assert facts["parameters"] == config.parameter_count
+    assert facts["flops_per_row"] == config.flops_per_row
+    assert facts["weights_bytes"] == (ZOO / "digits" / weights.WEIGHTS_FILE).stat().st_size
+    assert facts["tensors"]["stem.weight"] == [64, 64]
+    assert main(["inspect", "digits"]) == 0
+    text = capsys.readouterr().out
+    for expected in ("hidden         192", f"{config.parameter_count:,}", f"{config.flops_per_row:,}", "head.bias  10"):
+        assert expected in text
+
+
+def test_inspect_of_a_model_without_weights_says_where_they_come_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", str(tmp_path / "m"), *NEW])
+    assert main(["inspect", str(tmp_path / "m")]) == 0
+    assert "none, seeded random numbers" in capsys.readouterr().out
