@@ -70,7 +70,7 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@if command -v wrk >/dev/null; then $(BIN)/python -m loadtests saturation --json docs/results/saturation.json; else echo "Without wrk (apt-get install wrk) docs/results/saturation.json stays as it is." >&2; fi
 	@$(BIN)/python -m service.profile --json docs/results/request-path.json
 	@for dtype in float32 bfloat16; do $(BIN)/python -m models bench geglu-768 --rows 1,4,16,64,256,1024 --repetitions 15 --dtype $$dtype --json docs/results/bench-cpu-$$dtype.json || exit; done
-	@$(BIN)/python -m models batching geglu-768 --json docs/results/batch-difference.json
+	@$(BIN)/python -m models batch-invariance geglu-768 --json docs/results/batch-invariance.json
 	@$(BIN)/python -m examples.fuse_minilm --threads 1 --repetitions 15 --json docs/results/fuse-minilm.json
 	@$(BIN)/python -m loadtests compare geglu-768 --rows 16 --wire binary --objective-ms 100 --users 1,8 --seconds 2 --warm-up-s 0.5 --out out/compare -- --threads 1
 	@cp out/compare/compare.json docs/results/compare.json

@@ -100,14 +100,14 @@ def backends() -> str:
     return "\n".join(rows) + "\n"
 
 
-def batching() -> str:
-    """Render docs/results/batch-difference.json, which `python -m models batching geglu-768 --json` writes."""
-    document: dict[str, Any] = json.loads((RESULTS / "batch-difference.json").read_text())
+def batch_invariance() -> str:
+    """Render docs/results/batch-invariance.json, which `python -m models batch-invariance geglu-768 --json` writes."""
+    document: dict[str, Any] = json.loads((RESULTS / "batch-invariance.json").read_text())
     rows = [
         "| dtype | backend | alone, from float64 | batched, from float64 | batched, from alone | within the bound |",
         "|---|---|---|---|---|---|",
     ]
-    compared = document["batching"]
+    compared = document["batch_invariance"]
     for dtype, backend in dict.fromkeys((each["dtype"], each["backend"]) for each in compared):
         sizes = [each for each in compared if (each["dtype"], each["backend"]) == (dtype, backend)]
         cells = [
@@ -412,7 +412,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "saturation": saturation,
     "request_path": request_path,
-    "batching": batching,
+    "batch_invariance": batch_invariance,
     "peers": peers,
     "protocol": protocol,
 }

@@ -16,7 +16,7 @@ COMMANDS = {
     "inspect": "show what a model is",
     "run": "run rows through a model",
     "bench": "time the backends against each other",
-    "batching": "compare rows alone and in batches",
+    "batch-invariance": "compare rows alone and in batches",
     "profile": "show what a forward pass is made of",
 }
 

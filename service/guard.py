@@ -41,7 +41,7 @@ class Difference(NamedTuple):
 
 
 def difference(rows: Rows, reference: Rows) -> Difference:
-    """Measure how far finite rows are from finite reference rows, as models/batching.py does."""
+    """Measure how far finite rows are from finite reference rows, as models/batch_invariance.py does."""
     apart = np.abs(rows.astype(np.float64) - reference)
     largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), SMALLEST)
     return Difference(float(apart.max()), float((apart.max(axis=1) / largest).max()))

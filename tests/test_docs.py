@@ -111,8 +111,8 @@ def test_a_comparison_that_cannot_be_drawn_is_refused(comparison: Evidence) -> N
         render.main([])
 
 
-def test_what_is_published_of_batches_is_every_backend_within_the_bound() -> None:
-    compared = json.loads((render.RESULTS / "batch-difference.json").read_text())["batching"]
+def test_what_is_published_of_batch_invariance_is_every_backend_within_the_bound() -> None:
+    compared = json.loads((render.RESULTS / "batch-invariance.json").read_text())["batch_invariance"]
     assert {(each["dtype"], each["backend"]) for each in compared} == {
         (dtype, backend) for dtype in ("float32", "bfloat16") for backend in ("eager", "compiled", "fused")
     }
@@ -185,15 +185,17 @@ def test_a_field_of_the_protocol_shows_its_bounds_and_whether_it_may_be_left_out
     ]
 
 
-# Runs the command line up to where the chosen subcommand would start.
+# Runs the command line up to where the chosen command would start.
 PARSE = """
 import sys
 from importlib import import_module
-main = import_module(sys.argv[1] + ".__main__")
-if sys.argv[1] == "loadtests":
-    import_module("loadtests.commands." + sys.argv[2]).run = lambda options: 0
+program, command, *_ = sys.argv[1:]
+main = import_module(f"{program}.__main__")
+if program == "kernels":
+    main._parser().parse_args(sys.argv[2:])
+else:
+    import_module(f"{program}.commands.{command}").run = lambda options: 0
     sys.exit(main.main(sys.argv[2:]))
-main._parser().parse_args(sys.argv[2:])
 """
 
 

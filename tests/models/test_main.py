@@ -12,7 +12,7 @@ NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
 
 @pytest.mark.parametrize(
     ("command", "option"),
-    [("bench", "json"), ("batching", "json"), ("profile", "json"), ("profile", "png"), ("profile", "trace")],
+    [("bench", "json"), ("batch-invariance", "json"), ("profile", "json"), ("profile", "png"), ("profile", "trace")],
 )
 def test_a_file_that_cannot_be_written_is_told_before_anything_is_loaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str, option: str

@@ -1,4 +1,4 @@
-"""Compares each row computed alone with the same row in batches, and both with float64."""
+"""Tells how batch-invariant results are: each row alone against the same row in batches, and against float64."""
 
 import argparse
 
@@ -27,14 +27,14 @@ def run(options: argparse.Namespace) -> None:
     """Compare them."""
     import torch
 
-    from models import batching
+    from models import batch_invariance
 
     options.threads = options.threads or torch.get_num_threads()  # now: an engine sets it
     found = []
     for dtype in options.dtype:
         engine = measuring.warm_engine(options, dtype, max(options.rows))
         with Progress(f"comparing in {dtype}") as progress:
-            found += batching.batching(engine, options.rows, progress)
+            found += batch_invariance.measure(engine, options.rows, progress)
     conditions = measuring.conditions_of(engine, dtype=", ".join(options.dtype))
-    print(batching.table(found))
-    measuring.write(options.json, {"conditions": conditions, "batching": [it.to_dict() for it in found]})
+    print(batch_invariance.table(found))
+    measuring.write(options.json, {"conditions": conditions, "batch_invariance": [it.to_dict() for it in found]})

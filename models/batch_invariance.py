@@ -1,4 +1,4 @@
-"""How much a row's result depends on the rows that it is computed with.
+"""Batch invariance: by how much a row's result changes with the rows that it is computed with.
 
 The order in which a product is summed depends on its shape, so a row's last bits may change with the batch that it is
 in. Each row is computed alone, and in batches of several sizes, once from the first place of a batch on and once from
@@ -60,7 +60,7 @@ class Comparison:
         }
 
 
-def batching(
+def measure(
     engine: Engine, batch_sizes: Sequence[int], progress: Callable[[int, int, str], None] | None = None
 ) -> list[Comparison]:
     """Compare every backend of `engine` with itself, row by row; warmed up before.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.backends import NAMES
-from models.batching import Comparison, batching, table
+from models.batch_invariance import Comparison, measure, table
 from models.config import ModelConfig
 from models.engine import Engine, load_engine
 from models.errors import BackendUnavailableError, InputError
@@ -37,13 +37,13 @@ def spoilt(engine: Engine, backend: str, spoil: Spoil) -> list[Comparison]:
             return result if len(x) == 1 else spoil(result.clone())
 
     runner.__class__ = Spoilt
-    return [each for each in batching(engine, SIZES) if each.backend == backend]
+    return [each for each in measure(engine, SIZES) if each.backend == backend]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", [name if name != "compiled" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])  # fmt: skip  # noqa: E501
 def test_a_row_gives_the_same_answer_alone_and_in_any_batch(make: Make, backend: str, dtype: str) -> None:
-    found = [each for each in batching(make("eager", backend, dtype=dtype), SIZES) if each.backend == backend]
+    found = [each for each in measure(make("eager", backend, dtype=dtype), SIZES) if each.backend == backend]
     assert [(each.batch_rows, each.rows, each.dtype, each.fault) for each in found] == [
         (size, 64, dtype, None) for size in SIZES
     ]
@@ -81,7 +81,7 @@ def test_a_result_that_depends_on_its_place_or_its_neighbours_is_seen(make: Make
 
 def test_the_differences_are_the_largest_and_those_relative_to_the_row(make: Make) -> None:
     engine = make("eager")
-    (clean,) = batching(engine, [64])
+    (clean,) = measure(engine, [64])
 
     def one_number(result: Tensor) -> Tensor:
         if len(result) == 64:
@@ -101,12 +101,12 @@ def test_the_differences_are_the_largest_and_those_relative_to_the_row(make: Mak
 @pytest.mark.parametrize("sizes", [[], [1], [2, 0]])
 def test_a_batch_has_two_rows_or_more(make: Make, sizes: list[int]) -> None:
     with pytest.raises(InputError, match="expected batches of 2 rows or more"):
-        batching(make("eager"), sizes)
+        measure(make("eager"), sizes)
 
 
 def test_the_bound_needs_eager_and_what_cannot_run_is_not_left_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="expected eager among them, which sets the bound, got fused"):
-        batching(make("fused"), SIZES)
+        measure(make("fused"), SIZES)
     monkeypatch.setattr("models.backends.fused.unavailable", lambda _: "no post-ops here")
     with pytest.raises(BackendUnavailableError, match="no post-ops here"):
-        batching(make("eager", "fused"), SIZES)
+        measure(make("eager", "fused"), SIZES)
