@@ -11,10 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from models.config import Activation, NormKind, NormPosition
 
-# What transformers calls an activation, as far as it is one of ours.
+# What transformers calls an activation, as far as it computes one of ours; it has several ways to write one function.
 ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "silu": "silu",
     "swish": "silu",
@@ -172,19 +176,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         norm="rms",
         eps=("layer_norm_epsilon", 1e-6),
         activation=("feed_forward_proj", "relu"),
-        activations={"gated-gelu": "gelu_tanh", "gated-silu": "silu", "gated-relu": "relu"},  # T5 v1.1
+        # T5 v1.1; what transformers reads as gated-gelu is its tanh form.
+        activations={**{f"gated-{name}": ours for name, ours in ACTIVATIONS.items()}, "gated-gelu": "gelu_tanh"},
         dim="d_model",
         hidden="d_ff",
         depth="num_layers",
         note="the blocks are those of the encoder; the decoder's are left out",
     ),
-    "vit": Architecture(
+    "vit": replace(
+        _BERT,
         prefixes=("vit.", ""),
-        layer="encoder.layer.N.",
         modules={"pre_norm": "layernorm_after", "ffn.up": "intermediate.dense", "ffn.down": "output.dense"},
-        norm="layer",
-        eps=("layer_norm_eps", 1e-12),
-        activation=("hidden_act", "gelu"),
-        bias=True,
     ),
 }

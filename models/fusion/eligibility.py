@@ -45,10 +45,10 @@ def unfit_reason(block: nn.Module, pattern: Pattern) -> str | None:
 
 
 def activation_of(act: Any) -> Activation | None:
-    """Tell an activation by its values: erf's and tanh's GELU are 5e-4 apart."""
+    """Tell an activation by its values: erf's and tanh's GELU are 5e-4 apart, and a clipped one shows far out."""
     if not callable(act) or (isinstance(act, nn.Module) and any(True for _ in act.parameters())):
         return None
-    x = torch.linspace(-8, 8, 513)
+    x = torch.cat([torch.linspace(-8, 8, 513), torch.tensor([-1e4, -100.0, -20.0, 20.0, 100.0, 1e4])])
     try:
         with torch.no_grad():
             y = act(x.clone())

@@ -13,9 +13,9 @@ import transformers
 from torch import Tensor, nn
 
 from kernels.numerics import disagreement
-from models import weights
+from models import mlp, weights
 from models.__main__ import main
-from models.architectures import ARCHITECTURES
+from models.architectures import ACTIVATIONS, ARCHITECTURES
 from models.engine import load_engine
 from models.importers import Checkpoint, read_huggingface
 
@@ -168,6 +168,30 @@ def fault(name: str, dtype: str, directory: Path, changed: Callable[[dict[str, T
         for backend in ("eager", "fused")
     }
     return {backend: sentence for backend, sentence in found.items() if sentence is not None}
+
+
+def computes(name: str) -> str | None:
+    """Tell by its values which of our activations one of transformers is; None for none."""
+    x = torch.cat([torch.linspace(-8, 8, 513), torch.tensor([-100.0, -20.0, 20.0, 100.0])])
+    with torch.no_grad():
+        y = transformers.activations.ACT2FN[name](x.clone())
+    return next((ours for ours, it in mlp.ACTIVATIONS.items() if torch.allclose(y, it(x), rtol=0, atol=1e-5)), None)
+
+
+# The last two are no functions but modules with weights of their own.
+@pytest.mark.parametrize("name", sorted(set(transformers.activations.ACT2CLS) - {"prelu", "xielu"}))
+def test_an_activation_of_transformers_is_read_as_what_it_computes(name: str) -> None:
+    assert ACTIVATIONS.get(name) == computes(name)
+
+
+@pytest.mark.parametrize("kind", [name for name, row in ARCHITECTURES.items() if row.config is None])
+def test_every_activation_that_an_architecture_takes_is_read_as_transformers_reads_it(kind: str) -> None:
+    row = ARCHITECTURES[kind]
+    config = getattr(transformers, next(it.config for name, it in CASES.items() if name.split(" ")[0] == kind))
+    field = "dense_act_fn" if kind == "t5" else row.activation[0]
+    for theirs, ours in row.activations.items():
+        read = getattr(config(**{row.activation[0]: theirs}), field)
+        assert computes(read) == ours, theirs
 
 
 def test_every_architecture_has_a_case() -> None:

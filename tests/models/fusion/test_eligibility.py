@@ -39,6 +39,10 @@ def mixed() -> nn.Module:
 ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "activation": (lambda: MLP(nn.ELU()), "its activation, ELU, is none of gelu, gelu_tanh, silu, relu"),
     "quick gelu": (lambda: MLP(transformers.activations.QuickGELUActivation()), "its activation, QuickGELUActivation"),
+    "clipped": (
+        lambda: MLP(transformers.activations.ClippedGELUActivation(-10, 10)),
+        "its activation, ClippedGELUActivation, is none of",
+    ),
     "quantised": (quantised, "fc2 is QuantLinear, not torch.nn.Linear: quantised, wrapped or of another kind"),
     "hooked": (hooked, "fc1 has a forward hook, which would not run"),
     "mixed": (mixed, "its weights are not of one type on one device: fc1.weight is torch.float32 on cpu"),
