@@ -31,9 +31,20 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DIGEST = "Digest"  # the field of a PNG file
 
 
+def result(name: str) -> dict[str, Any]:
+    """Read docs/results/NAME.json."""
+    document: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return document
+
+
+def measured_with(conditions: dict[str, Any]) -> str:
+    """Return the versions and the commit that figures were measured with."""
+    return f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}."
+
+
 def overhead() -> str:
     """Render docs/results/overhead.json, which `python -m loadtests overhead --json` writes."""
-    document: dict[str, Any] = json.loads((RESULTS / "overhead.json").read_text())
+    document = result("overhead")
     results, conditions = document["overhead"], document["conditions"]
     rows = ["| client | bare uvicorn echo | this server | ratio, median of rounds (extremes) |", "|---|---|---|---|"]
     rows += [
@@ -79,7 +90,7 @@ def backends() -> str:
     """Render docs/results/bench-cpu-*.json, which `python -m models bench geglu-768 --json` writes."""
     rows = ["| dtype | rows | eager | compiled | fused |", "|---|---|---|---|---|"]
     for dtype in ("float32", "bfloat16"):
-        document: dict[str, Any] = json.loads((RESULTS / f"bench-cpu-{dtype}.json").read_text())
+        document = result(f"bench-cpu-{dtype}")
         measured = {(each["rows"], each["backend"]): each for each in document["bench"]}
         for count in sorted({count for count, _ in measured}):
             cells = [f"{measured[count, 'eager']['median_us'] / 1e3:.2f} ms"]
@@ -95,14 +106,14 @@ def backends() -> str:
         "",
         f"Medians of {conditions['repetitions']} interleaved rounds, and eager's time over this one's, with quartiles; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} threads; "
-        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+        f"{measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
 
 def batch_invariance() -> str:
     """Render docs/results/batch-invariance.json, which `python -m models batch-invariance geglu-768 --json` writes."""
-    document: dict[str, Any] = json.loads((RESULTS / "batch-invariance.json").read_text())
+    document = result("batch-invariance")
     rows = [
         "| dtype | backend | alone, from float64 | batched, from float64 | batched, from alone | within the bound |",
         "|---|---|---|---|---|---|",
@@ -123,7 +134,7 @@ def batch_invariance() -> str:
         "Largest absolute differences, and largest relative to the row's largest output, of "
         f"{compared[0]['rows']} rows at two places each in batches of {sizes_shown}; model "
         f"{conditions['model']['name']}; {conditions['processor']}, {conditions['threads']} threads; "
-        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+        f"{measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -194,7 +205,7 @@ def request_path() -> str:
     """Render docs/results/request-path.json, which `python -m service.profile --json` writes."""
     from service.profile import STAGES
 
-    document: dict[str, Any] = json.loads((RESULTS / "request-path.json").read_text())
+    document = result("request-path")
     wires, conditions = document["wires"], document["conditions"]
     rows = [f"| part | {' | '.join(wires)} |", f"|---|{'---|' * len(wires)}"]
     for stage, what in [*STAGES.items(), ("total", ""), ("turn", "all of it as seen from outside, with the driving")]:
@@ -205,15 +216,14 @@ def request_path() -> str:
         "",
         f"Microseconds a request of one row, medians of {document['rounds']} rounds and extremes, "
         f"{document['requests_a_turn']} requests a turn, backend `{document['backend']}` "
-        f"({document['implementation']}); {conditions['processor']}, "
-        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+        f"({document['implementation']}); {conditions['processor']}, {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
 
 def fuse() -> str:
     """Render docs/results/fuse-minilm.json, which `python -m examples.fuse_minilm --json` writes."""
-    document: dict[str, Any] = json.loads((RESULTS / "fuse-minilm.json").read_text())
+    document = result("fuse-minilm")
     rows = ["| sentences | tokens in each | as it came | fused | ratio (quartiles) |", "|---|---|---|---|---|"]
     rows += [
         f"| {each['sentences']} | {each['tokens']} | {each['plain_ms']:.1f} ms | {each['fused_ms']:.1f} ms "
@@ -225,8 +235,7 @@ def fuse() -> str:
         "",
         f"Medians of {conditions['repetitions']} interleaved rounds of the whole model, {conditions['dtype']}; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} "
-        f"thread{'s' if conditions['threads'] > 1 else ''}; torch {conditions['torch']}, "
-        f"python {conditions['python']}, commit {conditions['commit']}. "
+        f"thread{'s' if conditions['threads'] > 1 else ''}; {measured_with(conditions)} "
         f"{document['copied_bytes'] / 2**20:.0f} MiB of weights are held a second time; "
         f"the least cosine of two embeddings is {min(each['cosine'] for each in document['fuse']):.5f}.",
     ]

@@ -22,7 +22,7 @@ from models import weights
 from models.architectures import ARCHITECTURES, Architecture
 from models.config import MAX_DEPTH, MAX_WIDTH, FFNConfig, ModelConfig, NormConfig, bounded_text
 from models.errors import ConfigError, ImportSourceError
-from models.weights import FLOAT_TYPES, PICKLE_SUFFIXES, WEIGHTS_FILE
+from models.weights import FLOAT_TYPES, WEIGHTS_FILE
 
 CONFIG_FILE = "config.json"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
@@ -308,12 +308,7 @@ def _files(source: Path) -> tuple[Path, dict[str, Path]]:
             return path, dict.fromkeys(file.keys(), path)
     if index.exists():
         return index, _shards(index)
-    pickles = sorted(it.name for it in source.glob("*") if it.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise ImportSourceError(
-            f"{path}: no such file; {pickles[0]} is there, but pickles are not read since they can run code: convert "
-            "it to safetensors first"
-        )
+    weights.refuse_pickles(source, ImportSourceError)
     raise ImportSourceError(f"{path}: no such file; expected the weights in {WEIGHTS_FILE}, or {INDEX_FILE} and shards")
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from models.config import ModelConfig, nearest
-from models.errors import WeightsError
+from models.errors import ModelError, WeightsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -65,13 +65,22 @@ def has_weights(directory: Path, config: ModelConfig) -> bool:
         return True
     if config.init is not None:
         return False
-    pickles = sorted(p.name for p in directory.glob("*") if p.suffix in PICKLE_SUFFIXES)
-    if pickles:
-        raise WeightsError(
-            f"{path}: no such file; {pickles[0]} is there, but pickles are not read since they can run code: convert "
-            "it to safetensors first"
-        )
+    refuse_pickles(directory, WeightsError)
     raise WeightsError(f'{path}: no such file; add it, or "init": {{"seed": 0}} to the config for random weights')
+
+
+def refuse_pickles(directory: Path, error: type[ModelError]) -> None:
+    """Say of a directory without a weights file that it has a pickle, where it has one.
+
+    Raises:
+        error: it has.
+    """
+    pickles = sorted(path.name for path in directory.glob("*") if path.suffix in PICKLE_SUFFIXES)
+    if pickles:
+        raise error(
+            f"{directory / WEIGHTS_FILE}: no such file; {pickles[0]} is there, but pickles are not read since they can "
+            "run code: convert it to safetensors first"
+        )
 
 
 def load(

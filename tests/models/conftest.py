@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels import roof
 from models import weights
+from models.backends import paths
 from models.config import ModelConfig
 from tests.made_model import made_fields
 
@@ -79,3 +80,12 @@ def write_model(tmp_path: Path, spread: Callable[[ModelConfig], dict[str, Tensor
 def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
     monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
+
+
+@pytest.fixture
+def paths_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A file, yet to be written, in place of the measured paths of the hidden layer."""
+    monkeypatch.setattr(paths, "FILE", tmp_path / "paths.json")
+    paths.table.cache_clear()
+    yield paths.FILE
+    paths.table.cache_clear()

@@ -18,6 +18,7 @@ from models.__main__ import main
 from models.architectures import ACTIVATIONS, ARCHITECTURES
 from models.engine import load_engine
 from models.importers import Checkpoint, read_huggingface
+from tests.models.test_transformers import swap
 
 DIM, HIDDEN, LAYERS, ROWS = 24, 40, 3, 17
 
@@ -267,14 +268,6 @@ def test_a_refused_import_leaves_nothing_behind(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "out").exists()
 
 
-def swap(first: str, second: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        a, b = f"blocks.1.{first}", f"blocks.1.{second}"
-        tensors[a], tensors[b] = tensors[b], tensors[a]
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
@@ -284,4 +277,4 @@ def swap(first: str, second: str) -> Callable[[dict[str, Tensor]], None]:
     ],
 )
 def test_the_comparison_sees_two_tensors_swapped(name: str, first: str, second: str, tmp_path: Path) -> None:
-    assert set(fault(name, "float32", tmp_path, swap(first, second))) == {"eager", "fused"}
+    assert set(fault(name, "float32", tmp_path, swap(f"blocks.1.{first}", f"blocks.1.{second}"))) == {"eager", "fused"}

@@ -158,23 +158,15 @@ def test_what_the_kernels_commands_end_with_is_the_state_of_the_step(
     ]
 
 
-def test_recorded_paths_join_those_of_other_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "paths.json"
-    file.write_text('{"A": {"bfloat16": {"8x8": {"1": "dual"}, "4x4": {"1": "dual"}}}}')
-    monkeypatch.setattr(paths, "FILE", file)
-    paths.table.cache_clear()
-    try:
-        paths.record({"A": {"bfloat16": {"8x8": {"2": "split"}}}, "B": {"float16": {"8x8": {"1": "library"}}}})
-        assert (
-            json.loads(file.read_text())
-            == paths.table()
-            == {
-                "A": {"bfloat16": {"8x8": {"2": "split"}, "4x4": {"1": "dual"}}},
-                "B": {"float16": {"8x8": {"1": "library"}}},
-            }
-        )
-    finally:
-        paths.table.cache_clear()
+def test_recorded_paths_join_those_of_other_gpus(paths_file: Path) -> None:
+    paths_file.write_text('{"A": {"bfloat16": {"8x8": {"1": "dual"}, "4x4": {"1": "dual"}}}}')
+    paths.record({"A": {"bfloat16": {"8x8": {"2": "split"}}}, "B": {"float16": {"8x8": {"1": "library"}}}})
+    joined = {
+        "A": {"bfloat16": {"8x8": {"2": "split"}, "4x4": {"1": "dual"}}},
+        "B": {"float16": {"8x8": {"1": "library"}}},
+    }
+    assert paths.table() == joined
+    assert json.loads(paths_file.read_text()) == joined
 
 
 @pytest.mark.gpu

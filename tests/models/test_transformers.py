@@ -8,7 +8,6 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -184,10 +183,9 @@ def test_the_plan_for_gpus_computes_what_transformers_does(
     assert fault(name, dtype, "fused", tmp_path) is None
 
 
-def swap(first: str, second: str) -> Callable[[dict[str, Any]], None]:
-    def change(tensors: dict[str, Any]) -> None:
-        a, b = f"blocks.0.{first}", f"blocks.0.{second}"
-        tensors[a], tensors[b] = tensors[b], tensors[a]
+def swap(first: str, second: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[first], tensors[second] = tensors[second], tensors[first]
 
     return change
 
@@ -201,4 +199,5 @@ def swap(first: str, second: str) -> Callable[[dict[str, Any]], None]:
     ],
 )
 def test_the_comparison_sees_two_tensors_swapped(name: str, first: str, second: str, tmp_path: Path) -> None:
-    assert fault(name, "bfloat16", "fused", tmp_path, swap(first, second)) is not None
+    swapped = swap(f"blocks.0.{first}", f"blocks.0.{second}")
+    assert fault(name, "bfloat16", "fused", tmp_path, swapped) is not None
