@@ -7,6 +7,7 @@ from multiprocessing.process import BaseProcess
 
 import litserve as ls
 
+from service import logs
 from service.watch import ending
 from service.worker_process import EngineAPI
 
@@ -50,6 +51,12 @@ class Host(ls.LitServer):  # type: ignore[misc]
         super().__init__(api, **arguments)
         self._rows: dict[int, Row] = {}  # of the workers that have been warm
         self._due_s: dict[int, float] = {}
+
+    def launch_inference_worker(self, lit_api: EngineAPI) -> list[BaseProcess]:
+        """Start the workers; but first give log lines their form again, which LitServe has just replaced."""
+        logs.configure(lit_api.plan.log_format, is_request_logged=False)
+        started: list[BaseProcess] = super().launch_inference_worker(lit_api)
+        return started
 
     def launch_single_inference_worker(self, lit_api: EngineAPI, worker_id: int) -> BaseProcess:
         """Return the worker started anew, or the ended one while it is not yet time: LitServe then asks again soon.

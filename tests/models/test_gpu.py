@@ -10,19 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import roof
 from models import gpu
 from models.backends import paths
 from models.gpu import Report
 from models.staging import Passage
 
+pytestmark = pytest.mark.usefixtures("small_roof")
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
-    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
 
 
 @pytest.fixture
@@ -173,14 +167,10 @@ def test_recorded_paths_join_those_of_other_gpus(paths_file: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA or ROCm device")
 def test_on_a_gpu_paths_backends_and_profile_are_measured(
-    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+    paths_file: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "paths.json"
-    file.write_text("{}")
-    monkeypatch.setattr(paths, "FILE", file)
+    paths_file.write_text("{}")
     monkeypatch.setattr(gpu, "kernels_command", lambda *_: None)
-    paths.table.cache_clear()
     gpu.measure(report, gpu.Plan(((64, 96, 2),), (1, 64), 64, 2, ("eager", "fused")), "cuda", "bfloat16")
-    paths.table.cache_clear()
     assert {it["state"] for it in report.steps} == {"done"}
-    assert json.loads(file.read_text())[torch.cuda.get_device_name()]["bfloat16"]["64x96"].keys() == {"1", "64"}
+    assert json.loads(paths_file.read_text())[torch.cuda.get_device_name()]["bfloat16"]["64x96"].keys() == {"1", "64"}

@@ -202,10 +202,15 @@ def test_headers_without_end_are_cut_off(server: RunningServer) -> None:
 
 
 def test_clients_that_reset_their_connection_leave_no_trace_in_the_log(server: RunningServer) -> None:
+    before, answered = server.output, server.metric("mlp_requests_total")
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(request_bytes() * 3)
+    assert httpx.post(server.url + "/predict", json={"inputs": GOOD}).status_code == 200
+    server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)
+    assert server.metric("mlp_requests_total") > answered
+    assert server.output == before
 
 
 def test_a_client_that_leaves_in_mid_body_harms_nobody(server: RunningServer) -> None:

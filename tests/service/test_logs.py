@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.service.running_server import RunningServer, Start
 pytestmark = pytest.mark.slow  # real servers
 
 EAGER = ("--backends", "eager")
+ROWS = {"inputs": [[0.5] * 8]}
 
 
 def objects(server: RunningServer) -> list[dict[str, Any]]:
@@ -56,10 +58,18 @@ def test_what_goes_wrong_is_told_as_json_too_the_host_framework_s_complaints_inc
     server = start("--model", str(tiny_model), *EAGER, "--log-format", "json").wait_ready()
     screen = set(server.output.splitlines())
     with server.stopped("worker") as worker:
+        caller = threading.Thread(target=httpx.post, args=(server.url + "/predict",), kwargs={"json": ROWS})
+        caller.start()
+        server.wait_until(lambda: server.accepted() == 1)
         os.kill(worker, signal.SIGKILL)
+        caller.join()
     server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
-    assert server.stop() == 0
+    with server.stopped("worker"):
+        assert server.stop() == 0
     later = [line for line in server.output.splitlines() if line not in screen]
     assert [line for line in later if not line.startswith(("{", "loading the model", "warming up"))] == []
-    assert {each["level"] for each in objects(server)} <= {"WARNING", "ERROR"}
+    told = objects(server)
+    assert {each["level"] for each in told} <= {"WARNING", "ERROR"}
+    assert [each["message"] for each in told if "1 requests in flight" in each["message"]] != []
+    assert "litserve" in {each["logger"].partition(".")[0] for each in told}, server.output
