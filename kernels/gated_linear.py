@@ -22,6 +22,14 @@ from kernels.operands import (
 )
 from kernels.tiles import GROUP_M, Tile, arch_of, gated_linear_tile, listed_tile, tile_of_program
 
+OP = "gated_linear"
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _sum_of_squares(x: tl.tensor) -> tl.tensor:
+    wide = x.to(tl.float32)
+    return tl.sum(wide * wide, axis=1)
+
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gated_linear_kernel(
@@ -38,6 +46,7 @@ def _gated_linear_kernel(
     M: tl.tensor,
     N: tl.tensor,
     K: tl.tensor,
+    eps: tl.tensor | None,  # of an RMSNorm of x; None: x as it is
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -55,16 +64,23 @@ def _gated_linear_kernel(
     up_ptrs = up_weight_ptr + columns[None, :] * up_weight_stride_n + depth[:, None]
     gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    squares = tl.zeros((BLOCK_M,), tl.float32)
     for step in range(tl.cdiv(K, BLOCK_K)):
         is_deep = depth < K - step * BLOCK_K
         weight_mask = is_deep[:, None] & is_column[None, :]
         x = tl.load(x_ptrs, mask=is_row[:, None] & is_deep[None, :], other=0.0)
         gate = dot(x, tl.load(gate_ptrs, mask=weight_mask, other=0.0), gate)
         up = dot(x, tl.load(up_ptrs, mask=weight_mask, other=0.0), up)
+        if eps is not None:
+            squares += _sum_of_squares(x)
         x_ptrs += BLOCK_K
         gate_ptrs += BLOCK_K
         up_ptrs += BLOCK_K
 
+    if eps is not None:  # a row's scale leaves the sum over K
+        scale = tl.rsqrt(squares / K + eps)[:, None]
+        gate *= scale
+        up *= scale
     if gate_bias_ptr is not None:
         gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
     if up_bias_ptr is not None:
@@ -88,6 +104,7 @@ def _gated_linear_tma_kernel(
     M: tl.tensor,
     N: tl.tensor,
     K: tl.tensor,
+    eps: tl.tensor | None,  # of an RMSNorm of x; None: x as it is
     ACTIVATION: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -103,14 +120,21 @@ def _gated_linear_tma_kernel(
         tile_m, tile_n = tile_of_program(program, M, N, BLOCK_M, BLOCK_N, GROUP)
         gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        squares = tl.zeros((BLOCK_M,), tl.float32)
         for step in range(tl.cdiv(K, BLOCK_K)):
             x = x_tiles.load([tile_m * BLOCK_M, step * BLOCK_K])  # (BLOCK_M, BLOCK_K)
             gate = dot(x, gate_tiles.load([tile_n * BLOCK_N, step * BLOCK_K]).T, gate)
             up = dot(x, up_tiles.load([tile_n * BLOCK_N, step * BLOCK_K]).T, up)
+            if eps is not None:
+                squares += _sum_of_squares(x)
 
         rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
         columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
         is_column = columns < N
+        if eps is not None:
+            scale = tl.rsqrt(squares / K + eps)[:, None]
+            gate *= scale
+            up *= scale
         if gate_bias_ptr is not None:
             gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if up_bias_ptr is not None:
@@ -176,13 +200,11 @@ def _gated_linear(
     up_bias: Tensor | None,
     activation: str,
 ) -> Tensor:
-    _check(x, gate_weight, up_weight, gate_bias, up_bias, activation)
+    check(OP, x, gate_weight, up_weight, gate_bias, up_bias, activation)
     out = x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
     rows = as_rows(x)
-    tile = listed_tile("gated_linear", arch_of(x.device), x.dtype, *rows.shape, gate_weight.shape[0])
-    if tile is None or (tile.feed == "tma" and not takes_tma(rows, gate_weight, up_weight)):
-        tile = gated_linear_tile(x.dtype, rows.shape[0])
-    _launch(as_rows(out), rows, gate_weight, up_weight, gate_bias, up_bias, activation, tile)
+    tile = choose_tile(OP, rows, gate_weight, up_weight)
+    launch(as_rows(out), rows, gate_weight, up_weight, gate_bias, up_bias, activation, tile)
     return out
 
 
@@ -195,11 +217,12 @@ def _(
     up_bias: Tensor | None,
     activation: str,
 ) -> Tensor:
-    _check(x, gate_weight, up_weight, gate_bias, up_bias, activation)
+    check(OP, x, gate_weight, up_weight, gate_bias, up_bias, activation)
     return x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
 
 
-def _check(
+def check(
+    op: str,
     x: Tensor,
     gate_weight: Tensor,
     up_weight: Tensor,
@@ -207,7 +230,7 @@ def _check(
     up_bias: Tensor | None,
     activation: str,
 ) -> None:
-    op = "gated_linear"
+    """Check the operands of a gated linear layer, naming `op`. Raises as `gated_linear` does."""
     check_rows(op, "x", x)
     check_activation(op, activation)
     if gate_weight.ndim != 2 or gate_weight.shape[0] == 0:
@@ -220,7 +243,15 @@ def _check(
             check_like(op, name, bias, shape[:1], "x", x)
 
 
-def _launch(
+def choose_tile(op: str, x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tile:
+    """Return the tile listed for `op`, (rows, in) and the weights, or the default where none is or can be fed."""
+    tile = listed_tile(op, arch_of(x.device), x.dtype, *x.shape, gate_weight.shape[0])
+    if tile is None or (tile.feed == "tma" and not takes_tma(x, gate_weight, up_weight)):
+        return gated_linear_tile(x.dtype, x.shape[0])
+    return tile
+
+
+def launch(
     out: Tensor,
     x: Tensor,
     gate_weight: Tensor,
@@ -229,8 +260,10 @@ def _launch(
     up_bias: Tensor | None,
     activation: str,
     tile: Tile,
+    eps: float | None = None,
 ) -> None:
-    with launch_on("gated_linear", x):
+    """Fill `out`, (rows, out), from checked operands, x as (rows, in); with `eps`, x is normed first."""
+    with launch_on(OP if eps is None else f"rms_{OP}", x):
         (M, K), N = x.shape, gate_weight.shape[0]
         if M == 0:
             return
@@ -238,7 +271,7 @@ def _launch(
         operands = (
             *(x, gate_weight, up_weight, gate_bias, up_bias, out),
             *(x.stride(0), gate_weight.stride(0), up_weight.stride(0), out.stride(0)),
-            *(M, N, K, activation),
+            *(M, N, K, eps, activation),
         )
         blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M}
         options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}

@@ -1,7 +1,8 @@
 """Tiles of the matrix kernels: from a table per architecture, else a default computed from dtype and row count.
 
 `tiles/ARCH.json` lists entries, each for an op, a dtype, a range of rows and two widths (null: any). An entry's source
-says whether the tile is "computed", reasoned from shapes, or "measured" by ``python -m kernels tune`` on a GPU.
+says whether the tile is "computed", reasoned from shapes, or "measured" by ``python -m kernels tune`` on a GPU. One for
+rms_gated_linear also says whether that was faster there than a norm and a gated_linear: see `is_norm_folded`.
 
 Every default compiles without spilling for sm_80, sm_90, sm_100 and gfx942, and its stages fit the shared memory a
 program may have there and on sm_86 and sm_89: 64 KiB on gfx942, 99 KiB on the smallest of the others.
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 
 TABLES = Path(__file__).with_suffix("")
-OPS = ("gated_linear", "linear")
+OPS = ("gated_linear", "rms_gated_linear", "linear")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 SOURCES = ("computed", "measured")
 
@@ -45,7 +46,7 @@ class Tile(NamedTuple):
 
 
 def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
-    """Choose the tile for `rows` rows; it holds two accumulators and two weight tiles.
+    """Choose the tile for `rows` rows, of rms_gated_linear too; it holds two accumulators and two weight tiles.
 
     Up to 64 rows there is one row of tiles and the weights' bytes are the cost, so columns are split finely to give
     every multiprocessor some; above, tiles grow to reuse what they load.
@@ -93,7 +94,7 @@ class Entry(NamedTuple):
     """One line of a table.
 
     Args:
-        op: "gated_linear" or "linear".
+        op: one of `OPS`.
         dtype: of the operands.
         in_features: width it is for; None: any.
         out_features: likewise.
@@ -101,6 +102,7 @@ class Entry(NamedTuple):
         most_rows: last one; None: any above.
         tile: to run with.
         source: "computed" or "measured".
+        is_folded: of rms_gated_linear: whether it was measured to be faster than rms_norm and gated_linear.
     """
 
     op: str
@@ -111,6 +113,7 @@ class Entry(NamedTuple):
     most_rows: int | None
     tile: Tile
     source: str
+    is_folded: bool = False
 
     def fits(self, rows: int, in_features: int, out_features: int) -> bool:
         """Tell whether the entry is for this shape."""
@@ -134,14 +137,22 @@ def read_table(path: Path) -> tuple[Entry, ...]:
 
 
 # What a measured entry may say besides: on what, with what, and how fast. Nothing reads it but people.
-NOTES = {"device": str, "torch": str, "triton": str, "microseconds": float, "rows_measured": int}
+NOTES = {
+    "device": str,
+    "torch": str,
+    "triton": str,
+    "microseconds": float,
+    "separate_microseconds": float,
+    "rows_measured": int,
+}
 SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
 FEEDS = ("pointers", "tma")
 KEYS = ("op", "dtype", "in_features", "out_features", "least_rows", "most_rows", "tile", "source")
 
 
 def _entry(at: str, value: object) -> Entry:
-    entry = _keys(at, value, KEYS, tuple(NOTES))
+    is_normed = isinstance(value, dict) and value.get("op") == "rms_gated_linear"
+    entry = _keys(at, value, (*KEYS, *["is_folded"] * is_normed), tuple(NOTES))
     op = _choice(at, "op", entry["op"], OPS)
     dtype = DTYPES[_choice(at, "dtype", entry["dtype"], tuple(DTYPES))]
     widths = [_size(at, name, entry[name], may_be_null=True) for name in ("in_features", "out_features")]
@@ -162,7 +173,12 @@ def _entry(at: str, value: object) -> Entry:
         if name in entry and not isinstance(entry[name], kind):
             raise ValueError(f"{at}: {name} must be {kind.__name__}, got {entry[name]!r}")
     source = _choice(at, "source", entry["source"], SOURCES)
-    return Entry(op, dtype, widths[0], widths[1], least_rows, most_rows, tile, source)
+    is_folded = entry.get("is_folded", False)
+    if not isinstance(is_folded, bool):
+        raise ValueError(f"{at}: is_folded must be true or false, got {is_folded!r}")
+    if is_folded and source != "measured":
+        raise ValueError(f"{at}: is_folded must be false where source is {source!r}: what is not measured is not used")
+    return Entry(op, dtype, widths[0], widths[1], least_rows, most_rows, tile, source, is_folded)
 
 
 def _keys(at: str, value: object, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Any]:
@@ -206,14 +222,34 @@ def listed_tile(
 
     The first entry that fits wins; `python -m kernels tune` writes its own before others. Raises as `read_table` does.
     """
-    if arch is None:
-        return None
+    entry = _listed(op, arch, dtype, rows, in_features, out_features)
+    return None if entry is None else entry.tile
+
+
+def is_norm_folded(arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> bool:
+    """Tell whether rms_gated_linear was measured to beat rms_norm and gated_linear; not where nothing is listed.
+
+    Raises as `read_table` does.
+    """
+    entry = _listed("rms_gated_linear", arch, dtype, rows, in_features, out_features)
+    return entry is not None and entry.is_folded
+
+
+def _listed(
+    op: str, arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int
+) -> Entry | None:
     fitting = (
-        entry.tile
-        for entry in table(arch)
+        entry
+        for entry in (() if arch is None else table(arch))
         if (entry.op, entry.dtype) == (op, dtype) and entry.fits(rows, in_features, out_features)
     )
     return next(fitting, None)
+
+
+def forget_tables() -> None:
+    """Read the tables anew where they are asked for next, since their files were written."""
+    table.cache_clear()
+    listed_tile.cache_clear()
 
 
 @cache
@@ -228,11 +264,11 @@ def arch_of(device: torch.device) -> str | None:
 
 
 def shipped(op: str, dtype: torch.dtype, arch: str) -> list[Tile]:
-    """List the tiles that `op`, "gated_linear" or "linear", may run with in `dtype` on `arch`, each once."""
+    """List the tiles that `op`, one of `OPS`, may run with in `dtype` on `arch`, each once."""
     rows = (1, 17, 33, 65, 129, 65536)
     multiprocessors = 132  # any count: by 65,536 rows every tile has been chosen
     defaults = (
-        gated_linear_tile(dtype, each) if op == "gated_linear" else linear_tile(dtype, each, 4096, multiprocessors)
+        linear_tile(dtype, each, 4096, multiprocessors) if op == "linear" else gated_linear_tile(dtype, each)
         for each in rows
     )
     listed = (entry.tile for entry in table(arch) if (entry.op, entry.dtype) == (op, dtype))

@@ -44,7 +44,7 @@ def check(result: Tensor, args: Operands, activation: str) -> str | None:
 
 def launch(module: ModuleType, args: Operands, activation: str, tile: Tile = SMALL) -> Tensor:
     out = torch.full((args[0].shape[0], args[1].shape[0]), torch.nan, dtype=args[0].dtype, device=args[0].device)
-    module._launch(out, *args, activation, tile)
+    module.launch(out, *args, activation, tile)
     return out
 
 
@@ -89,7 +89,7 @@ def launch_within_nan(module: ModuleType, args: Operands) -> tuple[Tensor, Tenso
     shape = x.shape[0], gate_weight.shape[0]
     band = torch.full([size + 64 for size in shape], torch.nan, dtype=x.dtype, device=x.device)
     out = band[24 : 24 + shape[0], 24 : 24 + shape[1]]
-    module._launch(out, x, gate_weight, up_weight, gate_bias, up_bias, "silu", SMALL)
+    module.launch(out, x, gate_weight, up_weight, gate_bias, up_bias, "silu", SMALL)
     return out, band
 
 
@@ -133,7 +133,7 @@ def test_leading_dimensions_are_kept(dtype: torch.dtype, leading: tuple[int, ...
 def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
     args = operands(3, 19, 3, torch.float16, device)
     out = far_apart(torch.full((3, 3), torch.nan))
-    op._launch(out, far_apart(args[0]), far_apart(args[1]), far_apart(args[2]), args[3], args[4], "silu", SMALL)
+    op.launch(out, far_apart(args[0]), far_apart(args[1]), far_apart(args[2]), args[3], args[4], "silu", SMALL)
     assert check(out, args, "silu") is None
 
 
@@ -306,7 +306,7 @@ def test_widths_the_copy_engine_cannot_read_take_the_pointers(
         taken.append(args[-1])
 
     monkeypatch.setattr(op, "listed_tile", lambda *_: TMA)
-    monkeypatch.setattr(op, "_launch", record)
+    monkeypatch.setattr(op, "launch", record)
     for width in (56, 57):  # 112 bytes a row, and 114
         gated_linear(*operands(5, width, 8, torch.float16, device), activation="silu")
     _, gate_weight, up_weight, _, _ = operands(5, 56, 8, torch.float16, device)
