@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
@@ -47,16 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def aot(options: argparse.Namespace) -> int:
     """Compile every shipped kernel for GPUs that need not be present; fail where the code is not what it must be."""
-    from kernels import aot
+    from kernels.aot import build, table
+    from kernels.aot.cases import cases
+    from kernels.aot.targets import ARCHS
 
-    cache_dir = options.cache or aot.default_cache()
-    compiled = aot.compile_all(aot.cases(options.arch or tuple(aot.ARCHS)), cache_dir, options.jobs)
+    cache_dir = options.cache or build.default_cache()
+    compiled = build.compile_all(cases(options.arch or tuple(ARCHS)), cache_dir, options.jobs)
     if options.out is not None:
-        aot.write_binaries(compiled, options.out)
+        table.write_binaries(compiled, options.out)
     if options.json is not None:
-        options.json.write_text(aot.to_json(compiled))
+        options.json.write_text(table.to_json(compiled))
     if options.markdown is not None:
-        options.markdown.write_text(aot.to_markdown([each.record() for each in compiled]))
+        options.markdown.write_text(table.to_markdown([each.record() for each in compiled]))
     print("registers  stack  shared  matrix  16-byte loads  kernel")
     for each in compiled:
         reading, kind = each.reading, each.case.matrix_instruction or "-"
@@ -153,7 +157,7 @@ def tune(options: argparse.Namespace) -> int:
     import torch
 
     from kernels import tiles
-    from kernels.tuning import problems, tune, write_entries
+    from kernels.tuning import candidates, few_candidates, problems, tune, write_entries
 
     if not torch.cuda.is_available():
         raise RuntimeError("tiles are measured on a CUDA or ROCm GPU, and none is present")
@@ -161,16 +165,26 @@ def tune(options: argparse.Namespace) -> int:
     arch = tiles.arch_of(device)
     if arch is None:
         raise RuntimeError(f"tune: cannot name the architecture of {device}")
-    wanted = problems(options.ops, options.dtypes, options.widths, options.rows)
-    entries = tune(wanted, arch, device)
+    deadline = math.inf if options.seconds is None else time.monotonic() + options.seconds
+    tiles_for = few_candidates if options.few else candidates
     tiles.TABLES.mkdir(exist_ok=True)
-    write_entries(entries, tiles.TABLES / f"{arch}.json")
+    path, entries, left_out = tiles.TABLES / f"{arch}.json", [], 0
+    for op in sorted(options.ops, key=tiles.OPS.index):  # a folded norm is compared with the tiles found before
+        wanted = problems([op], options.dtypes, options.widths, options.rows)
+        found = tune(wanted, arch, device, tiles_for=tiles_for, deadline=deadline)
+        left_out += len(wanted) - len(found)
+        if found:
+            write_entries(found, path)
+            tiles.forget_tables()
+        entries += found
     if options.json is not None:
         options.json.write_text(json.dumps(entries, indent=1) + "\n")
     for entry in entries:
         print(json.dumps(entry))
-    print(f"{len(entries)} entries in {tiles.TABLES / f'{arch}.json'}; vet them: python -m kernels aot --arch {arch}")
-    return 0
+    print(f"{len(entries)} entries in {path}; vet them: python -m kernels aot --arch {arch}")
+    if left_out:
+        print(f"{left_out} shapes were left out: {options.seconds} seconds were over", file=sys.stderr)
+    return 1 if left_out else 0
 
 
 def _device(name: str | None) -> "torch.device":
@@ -223,12 +237,14 @@ def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "tune", tune)
-    both = ["gated_linear", "linear"]
-    command.add_argument("--ops", type=_list(_one_of(both)), default=both, metavar="OP,...", help="default: both")
+    ops = ["gated_linear", "rms_gated_linear", "linear"]
+    command.add_argument("--ops", type=_list(_one_of(ops)), default=ops, metavar="OP,...", help="default: all")
     names = ["float32", "float16", "bfloat16"]
     command.add_argument("--dtypes", type=_list(_one_of(names)), default=["bfloat16"], metavar="DTYPE,...")
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
     command.add_argument("--rows", type=_list(_positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
+    command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
+    command.add_argument("--seconds", type=_positive, metavar="N", help="begin no shape after so long")
 
 
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:

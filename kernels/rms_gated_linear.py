@@ -46,12 +46,10 @@ def rms_gated_linear(
         (..., out), contiguous, dtype and device of `x`.
 
     Raises:
-        ValueError: a shape, stride or device is wrong, a width is zero, `eps` is negative, or the activation is unknown.
+        ValueError: a shape, stride or device is wrong, a width is zero, `eps` is negative, or the activation unknown.
         TypeError: a dtype is wrong.
     """
-    out: Tensor = torch.ops.mlp.rms_gated_linear.default(
-        x, gate_weight, up_weight, gate_bias, up_bias, eps, activation
-    )
+    out: Tensor = torch.ops.mlp.rms_gated_linear.default(x, gate_weight, up_weight, gate_bias, up_bias, eps, activation)
     return out
 
 

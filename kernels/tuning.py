@@ -1,7 +1,12 @@
-"""Measures candidate tiles of the matrix kernels on the GPU at hand and writes the fastest into its table."""
+"""Measures candidate tiles of the matrix kernels on the GPU at hand and writes the fastest into its table.
+
+Of rms_gated_linear it also measures what that replaces, rms_norm and gated_linear with the tile that the table lists.
+"""
 
 import itertools
 import json
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,11 +17,17 @@ import triton
 from torch import Tensor
 
 from kernels import gated_linear, linear
+from kernels.norm import rms_norm
 from kernels.numerics import disagreement
 from kernels.operands import multiprocessor_count
 from kernels.progress import Progress
+from kernels.rms_gated_linear import rms_gated_linear_torch
 from kernels.roof import interleaved
-from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, split_k
+from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, gated_linear_tile, linear_tile, split_k
+
+H200_MULTIPROCESSORS = 132
+ACTIVATION, EPS = "gelu_tanh", 1e-6
+SEPARATE = "rms_norm, gated_linear"
 
 
 class Problem(NamedTuple):
@@ -51,7 +62,7 @@ def problems(
 def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
     """List tiles worth measuring: no taller than the rows ask for, and few enough accumulators not to spill."""
     tallest = max(16, min(128, triton.next_power_of_2(problem.rows)))
-    accumulators = 2 if problem.op == "gated_linear" else 1
+    accumulators = 1 if problem.op == "linear" else 2
     heights = [height for height in (16, 32, 64, 128) if tallest // 2 <= height <= tallest]
     feeds = FEEDS if arch in ("sm_90", "sm_100") else FEEDS[:1]
     for sizes in itertools.product(heights, (32, 64, 128, 256), (32, 64, 128), (4, 8), (3, 4), feeds):
@@ -62,16 +73,31 @@ def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
             yield tile
 
 
+def few_candidates(problem: Problem, arch: str) -> Iterator[Tile]:
+    """List the computed default and those `candidates` that differ from it in one thing: a tenth of them."""
+    dtype = DTYPES[problem.dtype]
+    default = gated_linear_tile(dtype, problem.rows)
+    if problem.op == "linear":
+        default = linear_tile(dtype, problem.rows, problem.out_features, H200_MULTIPROCESSORS)
+    yield default
+    for tile in candidates(problem, arch):
+        if sum(mine != its for mine, its in zip(tile, default, strict=True)) == 1:
+            yield tile
+
+
 def tune(
     wanted: Sequence[Problem],
     arch: str,
     device: torch.device,
     repetitions: int = 10,
     tiles_for: Callable[[Problem, str], Iterator[Tile]] = candidates,
+    deadline: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Measure every candidate of every problem and return the fastest as table entries.
 
-    A candidate that does not compile, does not fit the chip or is wrong is no candidate.
+    A candidate that does not compile, does not fit the chip or is wrong is no candidate. To compare a folded norm with
+    one of its own, the table has to hold the tiles of gated_linear by then. No problem is begun after `deadline`, by
+    the clock of `time.monotonic`: the entries are of as many problems as they are, from the first on.
 
     Raises:
         RuntimeError: no candidate of a problem is left.
@@ -79,6 +105,8 @@ def tune(
     entries = []
     with Progress("tune", len(wanted)) as progress, torch.no_grad():
         for problem in wanted:
+            if time.monotonic() > deadline:
+                break
             operands, eager, exact = _operands(problem, device)
             calls: dict[str, Callable[[], object]] = {}
             tiles: dict[str, Tile] = {}
@@ -87,21 +115,24 @@ def tune(
                     result = _run(problem, operands, tile)
                 except Exception:  # noqa: S112  # the compiler throws many kinds, and each means the same here
                     continue
-                if disagreement(result.cpu(), eager, exact) is None:
+                if disagreement(result, eager, exact) is None:
                     calls[str(tile)], tiles[str(tile)] = partial(_run, problem, operands, tile), tile
             if not calls:
                 raise RuntimeError(f"tune: no candidate works for {problem}")
-            timings = interleaved(calls, device, repetitions)
-            best = min(timings, key=lambda name: timings[name].median_s)
-            entries.append(_entry(problem, tiles[best], timings[best].median_s, device))
+            if problem.op == "rms_gated_linear":
+                weight = torch.ones(problem.in_features, dtype=operands[0].dtype, device=device)
+                calls[SEPARATE] = partial(_run_separate, operands, weight)
+            medians = {name: each.median_s for name, each in interleaved(calls, device, repetitions).items()}
+            best = min(tiles, key=lambda name: medians[name])
+            entries.append(_entry(problem, tiles[best], medians[best], medians.get(SEPARATE), device))
             progress.step(f"{problem.op} {problem.dtype} {problem.rows}x{problem.in_features}x{problem.out_features}")
     return entries
 
 
 def _operands(problem: Problem, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Make the operands, and eager's and the exact result, both on the CPU."""
+    """Make the operands, and eager's and the exact result."""
     generator = torch.Generator().manual_seed(0)
-    weights = 2 if problem.op == "gated_linear" else 1
+    weights = 1 if problem.op == "linear" else 2
     shapes = [(problem.rows, problem.in_features), *[(problem.out_features, problem.in_features)] * weights]
     scales = [1.0, *[problem.in_features**-0.5] * weights]
     operands = [
@@ -110,16 +141,19 @@ def _operands(problem: Problem, device: torch.device) -> tuple[list[Tensor], Ten
     ]
     reference: Callable[..., Tensor] = linear.linear_torch
     if problem.op == "gated_linear":
-        reference = partial(gated_linear.gated_linear_torch, activation="gelu_tanh")
+        reference = partial(gated_linear.gated_linear_torch, activation=ACTIVATION)
+    elif problem.op == "rms_gated_linear":
+        reference = partial(rms_gated_linear_torch, activation=ACTIVATION, eps=EPS)
     exact: Tensor = reference(*(each.double() for each in operands))
-    return operands, reference(*operands).cpu(), exact.cpu()
+    return operands, reference(*operands), exact
 
 
 def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
     x = operands[0]
     out = x.new_empty((problem.rows, problem.out_features))
-    if problem.op == "gated_linear":
-        gated_linear._launch(out, x, operands[1], operands[2], None, None, "gelu_tanh", tile)
+    if problem.op != "linear":
+        eps = EPS if problem.op == "rms_gated_linear" else None
+        gated_linear.launch(out, x, operands[1], operands[2], None, None, ACTIVATION, tile, eps)
     else:
         shape = problem.rows, problem.in_features, problem.out_features
         split = 1 if tile.feed == "tma" else split_k(tile, *shape, multiprocessor_count(x))
@@ -127,28 +161,46 @@ def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
     return out
 
 
-def _entry(problem: Problem, tile: Tile, median_s: float, device: torch.device) -> dict[str, Any]:
+def _run_separate(operands: Sequence[Tensor], norm_weight: Tensor) -> Tensor:
+    x, gate_weight, up_weight = operands
+    return gated_linear.gated_linear(rms_norm(x, norm_weight, eps=EPS), gate_weight, up_weight, activation=ACTIVATION)
+
+
+def _entry(
+    problem: Problem, tile: Tile, median_s: float, separate_s: float | None, device: torch.device
+) -> dict[str, Any]:
     sizes = {name: getattr(tile, name) for name in (*SIZES, "feed")}
     values = {name: value for name, value in problem._asdict().items() if name != "rows"}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    folding = {} if separate_s is None else {"is_folded": median_s < separate_s}
+    compared = {} if separate_s is None else {"separate_microseconds": _microseconds(separate_s)}
     return values | {
         "tile": sizes,
         "source": "measured",
+        **folding,
         "device": name,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "microseconds": float(f"{median_s * 1e6:.4g}"),
+        "microseconds": _microseconds(median_s),
+        **compared,
         "rows_measured": problem.rows,
     }
 
 
+def _microseconds(seconds: float) -> float:
+    return float(f"{seconds * 1e6:.4g}")
+
+
 def merged(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put `new` entries before those of `old` that are for another op, dtype or widths, which they replace."""
+    """Put `new` entries before those of `old`, without what they replace: the same op, dtype and widths.
+
+    Where `new` ends before the last row count, nothing is replaced: the first entry that fits wins anyway.
+    """
 
     def key(entry: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(entry[name] for name in ("op", "dtype", "in_features", "out_features"))
 
-    replaced = {key(entry) for entry in new}
+    replaced = {key(entry) for entry in new if entry["most_rows"] is None}
     return [*new, *(entry for entry in old if key(entry) not in replaced)]
 
 

@@ -197,7 +197,7 @@ def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | 
                 x = backend.zeros(rows)
                 runs: dict[str, Callable[[], object]] = {}
                 for path in get_args(paths.HiddenPath):
-                    forward = partial(backend.forward, path=path)
+                    forward = partial(backend.forward, path=path, is_folded=backend.is_folded(rows))
                     runs[path] = partial(captured(forward, x.clone()) if device == "cuda" else forward, x)
                 seconds = bench.interleaved(runs, plan.repetitions, place)
             medians = {path: bench.quartiles(values)[1] for path, values in seconds.items()}

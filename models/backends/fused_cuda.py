@@ -4,13 +4,16 @@
 block         kernels                                                    eager's
 ============  =========================================================  =======
 gated, pre    norm; gated_linear; linear with residual                   7
+gated, pre    rms_gated_linear; linear with residual                     7
 classic, pre  norm; linear with activation; linear with residual         5
 post          the products; linear with residual; norm                   as pre
 both          as pre, the second norm, the residual in the next norm     one more
 ============  =========================================================  =======
 
-The other two ways of a hidden layer (see models/backends/paths.py) take one kernel more; a product with K split, one
-more for its sums.
+The second row is an RMSNorm folded into the layer behind it, where `python -m kernels tune` measured that to be faster
+(kernels/tiles); its weight is multiplied into gate and up when the first such bucket is readied, which holds those two
+a second time. The other two ways of a hidden layer (see models/backends/paths.py) take one kernel more; a product with
+K split, one more for its sums.
 """
 
 from collections.abc import Callable
@@ -25,6 +28,8 @@ from kernels.activation import gated_activation
 from kernels.gated_linear import gated_linear
 from kernels.linear import linear
 from kernels.norm import WIDEST, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from kernels.rms_gated_linear import fold_norm, rms_gated_linear
+from kernels.tiles import arch_of, is_norm_folded
 from models.backends.graphs import Bucketed, bucket, captured
 from models.backends.paths import HiddenPath, choose
 from models.config import ModelConfig
@@ -65,16 +70,23 @@ class FusedOnCUDA(Bucketed):
 
     @property
     def note(self) -> str | None:
-        """See `Backend`: which buckets run as plain launches, and why."""
+        """See `Backend`: which buckets run as plain launches, which blocks' norms are not folded, and why."""
+        return "; ".join(filter(None, (self._plainness(), self._apartness()))) or None
+
+    def _plainness(self) -> str | None:
         if not self._uncaptured:
             return None
         sizes = ", ".join(map(str, sorted(self._uncaptured)))
         reason = self._uncaptured[min(self._uncaptured)]
         return f"plain launches in place of a CUDA graph for up to {sizes} rows, whose capture failed with {reason}"
 
+    def _apartness(self) -> str | None:
+        reasons = [block.apart for block in self._blocks if block.apart is not None]
+        return f"a norm of its own in {len(reasons)} of {len(self._blocks)} blocks: {reasons[0]}" if reasons else None
+
     def ready(self, size: int) -> Callable[[Tensor], Tensor]:
         """Compile the kernels of a bucket and capture them; plain launches where there is nothing to capture."""
-        run = partial(self.forward, path=self.path(size))
+        run = partial(self.forward, path=self.path(size), is_folded=self.is_folded(size))
         if self.device.type != "cuda":
             return run
         held = self.zeros(size)
@@ -97,38 +109,66 @@ class FusedOnCUDA(Bucketed):
             name, multiprocessors = properties.name, properties.multi_processor_count
         return choose(name, self.dtype, self.config.dim, self.config.hidden, bucket(rows), multiprocessors)
 
-    def forward(self, x: Tensor, path: HiddenPath) -> Tensor:
-        """Launch the kernels on (N, width_in), one after another, hidden layers the given way."""
+    def is_folded(self, rows: int) -> bool:
+        """Tell whether norms are folded into the hidden layers of the path "dual" for `rows` rows."""
+        return is_norm_folded(arch_of(self.device), self.dtype, bucket(rows), self.config.dim, self.config.hidden)
+
+    def forward(self, x: Tensor, path: HiddenPath, is_folded: bool) -> Tensor:
+        """Launch the kernels on (N, width_in), one after another, hidden layers the given way, norms in them or not."""
         if self._stem is not None:
             x = linear(x, self._stem.weight, self._stem.bias)  # (N, D)
         rest: Tensor | None = None
         for block in self._blocks:
-            x, rest = block(x, rest, path)  # (N, D)
+            x, rest = block(x, rest, path, is_folded)  # (N, D)
         if rest is not None:
             x = x + rest
         return x if self._head is None else linear(x, self._head.weight, self._head.bias)  # (N, width_out)
 
 
 class _FusedBlock:
-    """A block. Shapes as in models/mlp.py."""
+    """A block. Shapes as in models/mlp.py.
+
+    Attributes:
+        apart: why the norm could not be folded into the hidden layer where it was to be; None otherwise.
+    """
 
     def __init__(self, block: Block) -> None:
+        self.apart: str | None = None
+        self._folded: _NormedHidden | None = None
         self.position = block.position
         self.pre_norm = _norm(block.pre_norm)
         self.hidden = _Hidden(block.ffn)
         self.down = block.ffn.down
         self.post_norm = _norm(block.post_norm)
 
-    def __call__(self, x: Tensor, rest: Tensor | None, path: HiddenPath) -> tuple[Tensor, Tensor | None]:
+    def __call__(
+        self, x: Tensor, rest: Tensor | None, path: HiddenPath, is_folded: bool
+    ) -> tuple[Tensor, Tensor | None]:
         """Take the residual stream as x, or as x + rest with the addition left to the next norm; return it likewise."""
-        y = x
-        if self.pre_norm is not None:
-            y, x = (self.pre_norm(x), x) if rest is None else self.pre_norm.add(rest, x)  # (N, D)
-        h = self.hidden(y, path)  # (N, H)
+        normed = self._normed() if is_folded and path == "dual" else None
+        if normed is not None:
+            h = normed(x)  # (N, H)
+        else:
+            y = x
+            if self.pre_norm is not None:
+                y, x = (self.pre_norm(x), x) if rest is None else self.pre_norm.add(rest, x)  # (N, D)
+            h = self.hidden(y, path)  # (N, H)
         if self.position == "both" and self.post_norm is not None:
             return x, self.post_norm(linear(h, self.down.weight, self.down.bias))
         x = linear(h, self.down.weight, self.down.bias, residual=x)  # (N, D)
         return (x if self.post_norm is None else self.post_norm(x)), None
+
+    def _normed(self) -> "_NormedHidden | None":
+        """Return the hidden layer with the norm in it, made once; None where there is none: see `apart`."""
+        norm, gate = self.pre_norm, self.hidden.gate
+        if self._folded is not None or self.apart is not None or norm is None or gate is None:
+            return self._folded
+        if self.position == "pre" and isinstance(norm.module, nn.RMSNorm):  # with two norms the first one adds as well
+            try:
+                self._folded = _NormedHidden(self.hidden, gate, norm)
+            except ValueError as error:
+                self.apart = str(error)
+        return self._folded
 
 
 class _Hidden:
@@ -151,6 +191,22 @@ class _Hidden:
         both = F.linear(x, *self._stack) if path == "library" else linear(x, *self._stack)  # (N, 2H)
         first, second = both.chunk(2, dim=-1)
         return gated_activation(first, second, self.activation)
+
+
+class _NormedHidden:
+    """A gated hidden layer of RMSNorm(x), (N, D) to (N, H); holds gate and up a second time, times the norm's weight.
+
+    Raises:
+        ValueError: the dtype cannot hold those products.
+    """
+
+    def __init__(self, hidden: _Hidden, gate: nn.Linear, norm: "_Norm") -> None:
+        self.activation, self.eps = hidden.activation, norm.eps
+        self.biases = gate.bias, hidden.up.bias
+        self.weights = fold_norm(gate.weight, norm.module.weight), fold_norm(hidden.up.weight, norm.module.weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_gated_linear(x, *self.weights, *self.biases, eps=self.eps, activation=self.activation)
 
 
 class _Norm:

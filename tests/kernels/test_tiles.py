@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernels import tiles
-from kernels.aot import ARCHS
+from kernels.aot.targets import ARCHS
 from kernels.tiles import Tile, gated_linear_tile, linear_tile, listed_tile, shipped, split_k
 
 ROWS = [1, 16, 17, 32, 33, 64, 65, 128, 129, 8192]

@@ -1,0 +1,44 @@
+"""What a kernel is compiled from, so that a change of it is seen."""
+
+import ast
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from kernels.aot.cases import KERNELS
+
+PACKAGE = Path(__file__).parents[1]
+
+
+@cache
+def source_hash(kernel: str) -> str:
+    """Hash what `kernel` is compiled from: its function and the jitted ones it calls, less comments and docstrings.
+
+    Raises:
+        ValueError: the kernel is unknown.
+    """
+    if kernel not in KERNELS:
+        raise ValueError(f"aot: kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
+    functions = {
+        node.name: node
+        for path in sorted(PACKAGE.glob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
+    }
+    pending, sources = [KERNELS[kernel][1]], dict[str, str]()
+    while pending:
+        name = pending.pop()
+        if name in functions and name not in sources:
+            sources[name] = ast.unparse(_without_docstring(functions[name]))
+            pending += (node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name))
+    return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
+
+
+def _is_jit(decorator: ast.expr) -> bool:
+    return ast.unparse(decorator).startswith("triton.jit")
+
+
+def _without_docstring(node: ast.FunctionDef) -> ast.FunctionDef:
+    if ast.get_docstring(node) is not None:
+        node.body = node.body[1:]
+    return node
