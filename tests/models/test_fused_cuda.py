@@ -55,8 +55,9 @@ def load(tiny: Configs, write_model: Writer, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(backends._PLANS["fused"], "cpu", "models.backends.fused_cuda:FusedOnCUDA")
     monkeypatch.setattr(FusedOnCUDA, "unavailable_reason", lambda *_: None)
 
-    def make(dtype: str = "float32", path: HiddenPath = "dual", **changes: Any) -> Engine:
+    def make(dtype: str = "float32", path: HiddenPath = "dual", is_folded: bool = False, **changes: Any) -> Engine:
         monkeypatch.setattr(fused_cuda, "choose", lambda *_: path)
+        monkeypatch.setattr(fused_cuda, "is_norm_folded", lambda *_: is_folded)
         return load_engine(write_model(tiny(**{**WIDTHS, **changes})), dtype=dtype)
 
     return make
@@ -72,7 +73,8 @@ def plan_of(engine: Engine) -> FusedOnCUDA:
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note every operator that the plan calls."""
     noted: list[str] = []
-    names = ("linear", "gated_linear", "gated_activation", "rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+    names = ("linear", "gated_linear", "rms_gated_linear", "gated_activation")
+    names += ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
 
     def noting(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -90,6 +92,19 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize(("dtype", "path", "choices"), FORMS, ids=lambda it: form(it) or str(it))
 def test_the_plan_is_as_exact_as_eager(load: Load, dtype: str, path: HiddenPath, choices: dict[str, Any]) -> None:
     assert faults(load(dtype, path, **choices), "fused", DRAWS) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bias"), [("float32", True), ("float16", False), ("bfloat16", True), ("bfloat16", False)]
+)
+def test_with_norms_folded_it_is_as_exact_as_eager(load: Load, dtype: str, bias: bool) -> None:
+    engine = load(dtype, is_folded=True, bias=bias, activation="silu" if bias else "gelu_tanh")
+    generator = torch.Generator().manual_seed(5)
+    for block in plan_of(engine)._blocks:
+        assert block.pre_norm is not None
+        weight = block.pre_norm.module.weight  # eager's too
+        weight.copy_(1 + torch.randn(weight.shape, generator=generator) / 3)
+    assert faults(engine, "fused", DRAWS) == []
 
 
 def test_each_choice_occurs_among_the_forms() -> None:
@@ -160,6 +175,80 @@ def test_a_block_takes_the_kernels_that_the_module_names(
     assert launches == expected
 
 
+@pytest.mark.parametrize(
+    ("path", "changes", "expected"),
+    [
+        ("dual", {}, ["rms_gated_linear", "linear"] * 2),
+        ("library", {}, ["rms_norm", "gated_activation", "linear"] * 2),  # the norm was compared with the dual product
+        ("dual", {"kind": "layer"}, ["layer_norm", "gated_linear", "linear"] * 2),
+        ("dual", {"gated": False}, ["rms_norm", "linear", "linear"] * 2),
+        ("dual", {"position": "post"}, ["gated_linear", "linear", "rms_norm"] * 2),
+        (
+            "dual",
+            {"position": "both"},
+            ["rms_norm", "gated_linear", "linear", "rms_norm", "add_rms_norm", "gated_linear", "linear", "rms_norm"],
+        ),
+    ],
+)
+def test_where_the_table_says_folded_a_gated_block_behind_an_rms_norm_takes_two_kernels(
+    load: Load, launches: list[str], path: HiddenPath, changes: dict[str, Any], expected: list[str]
+) -> None:
+    engine = load("float32", path, is_folded=True, **{"in_features": None, "out_features": None, **changes})
+    for _ in range(2):
+        engine.run(torch.zeros(2, 40), "fused")
+    assert launches == expected * 2
+    assert engine.backends["fused"].note is None
+
+
+def test_each_bucket_is_folded_as_the_table_says(
+    load: Load, launches: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+
+    def from_the_third_row_on(*shape: Any) -> bool:
+        asked.append(shape)
+        return bool(shape[2] > 2)
+
+    engine = load("float16", in_features=None, out_features=None, depth=1)
+    monkeypatch.setattr(fused_cuda, "is_norm_folded", from_the_third_row_on)
+    engine.run(torch.zeros(2, 40), "fused")
+    engine.run(torch.zeros(1, 40), "fused")
+    engine.warm_up(3)
+    launches.clear()
+    for rows in (2, 3):
+        engine.run(torch.zeros(rows, 40), "fused")
+    assert launches == ["rms_norm", "gated_linear", "linear", "rms_gated_linear", "linear"]
+    assert asked == [(None, torch.float16, rows, 40, 50) for rows in (2, 1, 4)]
+
+
+def test_a_norms_weight_is_folded_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[Tensor] = []
+    fold_norm = fused_cuda.fold_norm
+
+    def noting(weight: Tensor, norm_weight: Tensor) -> Tensor:
+        folded.append(weight)
+        return fold_norm(weight, norm_weight)
+
+    monkeypatch.setattr(fused_cuda, "fold_norm", noting)
+    engine = load(is_folded=True)
+    for rows in (1, 2, 1):
+        engine.run(torch.zeros(rows, 19), "fused")
+    assert len(folded) == 2 * 2  # gate and up of two blocks
+
+
+def test_a_norm_that_the_dtype_cannot_fold_stays_apart_and_the_status_says_so(load: Load, launches: list[str]) -> None:
+    engine = load("float16", is_folded=True, in_features=None, out_features=None)
+    norm = plan_of(engine)._blocks[1].pre_norm
+    assert norm is not None
+    norm.module.weight.fill_(2.0**-20)
+    assert faults(engine, "fused", {3: 4}) == []
+    assert set(launches) == {"rms_gated_linear", "rms_norm", "gated_linear", "linear"}
+    assert engine.backends["fused"].note == (
+        "a norm of its own in 1 of 2 blocks: fold_norm: 50 of 50 rows times the norm's weight are beyond what "
+        "torch.float16 holds precisely"
+    )
+
+
 def test_a_wide_norm_is_pytorchs(load: Load, launches: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_cuda, "WIDEST", 39)
     engine = load(position="both")
@@ -202,6 +291,7 @@ def on_a_gpu(load: Load, monkeypatch: pytest.MonkeyPatch) -> Engine:
     engine = load()
     plan_of(engine).device = torch.device("cuda")
     monkeypatch.setattr(FusedOnCUDA, "path", lambda *_: "dual")
+    monkeypatch.setattr(FusedOnCUDA, "is_folded", lambda *_: False)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 7))
     return engine
 
