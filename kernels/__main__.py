@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NAMES = ["float32", "float16", "bfloat16"]  # of dtypes
+
 
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one line."""
@@ -83,8 +85,9 @@ def check(options: argparse.Namespace) -> int:
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: it decides what they become
     from kernels.checking import check_all
+    from kernels.tiles import DTYPES
 
-    checks = check_all(device)
+    checks = check_all(device, [DTYPES[name] for name in options.dtypes])
     if options.json is not None:
         options.json.write_text(json.dumps([each.record() for each in checks], indent=1) + "\n")
     print("runs on      dtype     rows x in x out  operator")
@@ -134,12 +137,13 @@ def bench(options: argparse.Namespace) -> int:
     roof, measured = bench(device, options.repetitions, options.rows, options.compiled)
     results = document(device, roof, measured)
     if options.json is not None:
-        head = {name: results[name] for name in ("conditions", "roof")}
+        head = {name: results[name] for name in ("conditions", "liger", "roof")}
         rows = ",\n".join(json.dumps(row) for row in results["rows"])  # one a line, so that a change shows as one
         options.json.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n')
     of = results["conditions"]
     print(f"{of['device']}, {of['threads']} threads")
     print(f"roof: {described(roof)}")
+    print(f"Liger's MLP: {results['liger']}")
     print("     us (20th to 80th percentile)     GB/s  TFLOP/s  % of roof  of first  operator")
     for row, each in zip(results["rows"], measured, strict=True):
         first = next(one for one in measured if one[0] == each.op and one[2:5] == each[2:5])
@@ -217,6 +221,9 @@ def _aot_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "check", check)
+    command.add_argument(
+        "--dtypes", type=_list(_one_of(NAMES)), default=NAMES, metavar="DTYPE,...", help="default: all"
+    )
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
 
 
@@ -239,8 +246,7 @@ def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "tune", tune)
     ops = ["gated_linear", "rms_gated_linear", "linear"]
     command.add_argument("--ops", type=_list(_one_of(ops)), default=ops, metavar="OP,...", help="default: all")
-    names = ["float32", "float16", "bfloat16"]
-    command.add_argument("--dtypes", type=_list(_one_of(names)), default=["bfloat16"], metavar="DTYPE,...")
+    command.add_argument("--dtypes", type=_list(_one_of(NAMES)), default=["bfloat16"], metavar="DTYPE,...")
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
     command.add_argument("--rows", type=_list(_positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")

@@ -1,12 +1,15 @@
 """Measures operators against eager and against the roof of the device they ran on, measured in the same run."""
 
+import importlib
 import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +24,7 @@ from kernels.linear import linear, linear_torch
 from kernels.norm import rms_norm, rms_norm_torch
 from kernels.norm_cpu import RMSNormCPU
 from kernels.progress import Progress
+from kernels.rms_gated_linear import rms_gated_linear, rms_gated_linear_torch
 from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof, roof_record
 
 HINTS = (1, 16, 64, 256)  # row counts a weight may be packed for
@@ -30,6 +34,9 @@ CPU_SHAPES = ((64, 192), (128, 512), (256, 768), (768, 3072), (3072, 768))  # in
 GPU_SHAPES = ((768, 3072), (4096, 14336))  # dim, hidden
 CPU_ROWS = (1, 2, 4, 16, 64, 256)
 GPU_ROWS = (1, 8, 32, 128, 512, 2048, 8192)
+
+# Liger's modules for a whole gated block, and what they compute: the exact GELU is none of theirs.
+LIGER_ACTIVATIONS = {"LigerGEGLUMLP": "gelu_tanh", "LigerSwiGLUMLP": "silu"}
 
 
 class Row(NamedTuple):
@@ -155,6 +162,11 @@ def gated_linear_work(rows: int, width: int, out: int, itemsize: int) -> Work:
     return Work((rows * width + 2 * out * width + rows * out) * itemsize, 4 * rows * width * out)
 
 
+def mlp_work(rows: int, dim: int, hidden: int, itemsize: int) -> Work:
+    """Count a gated block's without norm and residual: x, three weights, the result; 6MDH FLOPs."""
+    return Work((2 * rows * dim + 3 * dim * hidden) * itemsize, 6 * rows * dim * hidden)
+
+
 def elementwise_work(rows: int, width: int, itemsize: int, operands: int) -> Work:
     """Count a memory-bound operator's: its operands and its result, all of one size."""
     return Work((operands + 1) * rows * width * itemsize, 0)
@@ -217,10 +229,13 @@ def _gpu_contests(
         lambda gate, up: gated_activation_torch(gate, up, activation),
         *(h, u),
     )
-    liger = _liger()
-    if liger is not None:
-        acts["liger"] = partial(liger, h, u)
     shape = rows, dim, hidden
+    for mlp, act in LIGER_ACTIVATIONS.items():
+        both = ways(partial(_mlp, act), partial(_mlp_torch, act), *(x, gate, up, down))
+        liger = _liger(mlp, gate, up, down)
+        if liger is not None:
+            both["liger"] = partial(liger, x)
+        yield _Contest(f"mlp {act}", dtype, shape, mlp_work(*shape, size), both)
     yield _Contest("gated_activation", dtype, (rows, hidden, hidden), elementwise_work(rows, hidden, size, 2), acts)
     yield _Contest(
         "gated_linear",
@@ -230,6 +245,17 @@ def _gpu_contests(
         ways(
             lambda x, gate, up: gated_linear(x, gate, up, activation=activation),
             lambda x, gate, up: gated_linear_torch(x, gate, up, activation=activation),
+            *(x, gate, up),
+        ),
+    )
+    yield _Contest(
+        "rms_gated_linear",
+        dtype,
+        shape,
+        gated_linear_work(*shape, size),
+        ways(
+            lambda x, gate, up: rms_gated_linear(x, gate, up, eps=1e-5, activation=activation),
+            lambda x, gate, up: rms_gated_linear_torch(x, gate, up, eps=1e-5, activation=activation),
             *(x, gate, up),
         ),
     )
@@ -257,14 +283,46 @@ def _gpu_contests(
     )
 
 
-def _liger() -> Callable[[Tensor, Tensor], Tensor] | None:
-    """Return Liger's GEGLU (tanh), where it is installed."""
-    try:
-        from liger_kernel.ops.geglu import LigerGELUMulFunction  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
+def _mlp(activation: str, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return linear(gated_linear(x, gate, up, activation=activation), down)
+
+
+def _mlp_torch(activation: str, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    return linear_torch(gated_linear_torch(x, gate, up, activation=activation), down)
+
+
+def _liger(name: str, gate: Tensor, up: Tensor, down: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """Return Liger's module `name` with these weights, where it is installed.
+
+    Source: https://github.com/linkedin/Liger-Kernel, src/liger_kernel/transformers.
+    """
+    if liger_version() is None:
         return None
-    apply: Callable[[Tensor, Tensor], Tensor] = LigerGELUMulFunction.apply
-    return apply
+    hidden, dim = gate.shape
+    act = {"gelu_tanh": "gelu_pytorch_tanh"}.get(LIGER_ACTIVATIONS[name], LIGER_ACTIVATIONS[name])
+    module = getattr(importlib.import_module("liger_kernel.transformers"), name)
+    with torch.device("meta"):
+        mlp = module(SimpleNamespace(hidden_size=dim, intermediate_size=hidden, hidden_act=act))
+    weights = {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": down}
+    mlp.load_state_dict(weights, assign=True)
+    called: Callable[[Tensor], Tensor] = mlp
+    return called
+
+
+def liger_version() -> str | None:
+    """Return the version of liger-kernel, None where it is not installed."""
+    try:
+        return metadata.version("liger-kernel")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def liger_state(device: torch.device) -> str:
+    """Say whether Liger's MLP is among the rows, and if not, why."""
+    if device.type != "cuda":
+        return "not measured: it is for GPUs"
+    version = liger_version()
+    return "not installed: pip install liger-kernel" if version is None else f"measured, version {version}"
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
@@ -302,6 +360,7 @@ def document(device: torch.device, roof: Roof, measured: Sequence[Row]) -> dict[
     """Put the results together with their conditions, ready for JSON."""
     return {
         "conditions": conditions(device),
+        "liger": liger_state(device),
         "roof": roof_record(roof),
         "rows": [each.record() for each in measured],
     }

@@ -1,6 +1,7 @@
 """Checks every operator against float64 on the device at hand, by the rule of `kernels.numerics`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from kernels.norm_cpu import RMSNormCPU
 from kernels.numerics import chain, disagreement
 from kernels.onednn import PackedLinear
 from kernels.progress import Progress
+from kernels.rms_gated_linear import fold_norm, rms_gated_linear, rms_gated_linear_torch
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
@@ -56,8 +58,8 @@ class _Case(NamedTuple):
     operands: tuple[Tensor | None, ...]
 
 
-def check_all(device: torch.device) -> list[Check]:
-    """Check every operator that runs on `device`.
+def check_all(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> list[Check]:
+    """Check every operator that runs on `device`, in each of `dtypes`.
 
     On a CPU those are oneDNN's and, where Triton interprets, the kernels at small shapes.
 
@@ -72,9 +74,9 @@ def check_all(device: torch.device) -> list[Check]:
     shapes = LARGE_SHAPES if is_gpu else SMALL_SHAPES
     plans: list[tuple[str, torch.dtype, tuple[int, int, int]]] = []
     if is_gpu or INTERPRETED:
-        plans += [("triton" if is_gpu else "interpreter", dtype, shape) for dtype in DTYPES for shape in shapes]
+        plans += [("triton" if is_gpu else "interpreter", dtype, shape) for dtype in dtypes for shape in shapes]
     if not is_gpu:
-        plans += [("onednn", dtype, shape) for dtype in DTYPES for shape in LARGE_SHAPES[:-1]]
+        plans += [("onednn", dtype, shape) for dtype in dtypes for shape in LARGE_SHAPES[:-1]]
     checks: list[Check] = []
     with Progress("check", len(plans)) as progress, torch.no_grad():
         for implementation, dtype, shape in plans:
@@ -140,6 +142,14 @@ def _triton_cases(dtype: torch.dtype, shape: tuple[int, int, int], device: torch
                 lambda *args, name=activation: gated_linear_torch(*args, activation=name),
                 (x, weight, o["up_weight"], *biases),
             )
+            yield _Case(
+                f"rms_gated_linear {activation}{' bias' * (biases[0] is not None)}",
+                partial(_with_folded_norm, activation=activation),
+                lambda norm, *args, name=activation: rms_gated_linear_torch(
+                    *args, eps=EPS, activation=name, norm_weight=norm
+                ),
+                (o["norm_weight"], x, weight, o["up_weight"], *biases),
+            )
         yield _Case(
             f"linear bias {activation}",
             lambda *args, name=activation: linear(*args, activation=name),
@@ -167,6 +177,13 @@ def _triton_cases(dtype: torch.dtype, shape: tuple[int, int, int], device: torch
             lambda x, weight, bias, added: layer_norm_torch(x, weight, bias, eps=EPS, residual=added),
             (x, o["norm_weight"], o["norm_bias"], added),
         )
+
+
+def _with_folded_norm(
+    norm_weight: Tensor, x: Tensor, gate_weight: Tensor, up_weight: Tensor, *biases: Tensor | None, activation: str
+) -> Tensor:
+    weights = fold_norm(gate_weight, norm_weight), fold_norm(up_weight, norm_weight)
+    return rms_gated_linear(x, *weights, *biases, eps=EPS, activation=activation)
 
 
 def _onednn_cases(dtype: torch.dtype, shape: tuple[int, int, int], device: torch.device) -> Iterator[_Case]:

@@ -1,8 +1,12 @@
 import json
+import sys
+from functools import partial
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from kernels import bench as module
 from kernels.__main__ import main
@@ -37,7 +41,52 @@ def test_every_way_is_measured_cold_and_warm(small: None, tmp_path: Path, capsys
         assert row["roof_percent"] > 0
     assert {"device", "threads", "torch", "commit", "load_average"} <= set(document["conditions"])
     assert document["roof"]["copy_gb_per_s"] == 10
-    assert "linear gelu_tanh, packed for 64, float32, 3x64x192, cold" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "linear gelu_tanh, packed for 64, float32, 3x64x192, cold" in printed
+    assert "Liger's MLP: not measured: it is for GPUs" in printed
+    assert document["liger"] == module.liger_state(torch.device("cpu"))
+
+
+class StandIn(torch.nn.Module):
+    """Takes what Liger's modules take, by the same names; they themselves run on a GPU alone."""
+
+    def __init__(self, config: SimpleNamespace) -> None:
+        super().__init__()
+        self.act = config.hidden_act
+        sizes = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = (torch.nn.Linear(*sizes, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(*reversed(sizes), bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        act = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}[self.act]
+        out: torch.Tensor = self.down_proj(act(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def test_the_ways_of_one_contest_on_a_gpu_agree_and_ligers_is_among_them_where_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stand_in = ModuleType("liger_kernel.transformers")
+    vars(stand_in).update(dict.fromkeys(module.LIGER_ACTIVATIONS, StandIn))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", stand_in)
+    for version in ("0.8.5", None):
+        monkeypatch.setattr(module, "liger_version", lambda version=version: version)
+        found = list(module._gpu_contests(torch.float16, 3, 32, 48, torch.device("cpu"), False))
+        for contest in found:
+            has_liger = version is not None and contest.op.startswith("mlp ")
+            assert list(contest.ways) == ["eager", "triton", *["liger"] * has_liger]
+            results = [way() for way in contest.ways.values()]
+            for result in results:
+                torch.testing.assert_close(result, results[0], rtol=1e-2, atol=1e-2)
+        assert [each.op for each in found][:2] == ["mlp gelu_tanh", "mlp silu"]
+
+
+def test_it_is_said_whether_liger_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert module.liger_state(torch.device("cpu")) == "not measured: it is for GPUs"
+    monkeypatch.setattr(module, "liger_version", lambda: "0.8.5")
+    assert module.liger_state(torch.device("cuda")) == "measured, version 0.8.5"
+    monkeypatch.setattr(module, "liger_version", lambda: None)
+    assert module.liger_state(torch.device("cuda")) == "not installed: pip install liger-kernel"
 
 
 def test_the_ways_of_one_contest_agree(small: None) -> None:

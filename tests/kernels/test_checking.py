@@ -14,7 +14,7 @@ def test_every_operator_is_compared_on_the_device_at_hand(device: torch.device) 
     checks = check_all(device)
     assert [each for each in checks if each.problem is not None] == []
     names = {each.op.split()[0] for each in checks if each.skipped is None}
-    assert {"gated_activation", "gated_linear", "linear", "rms_norm", "layer_norm"} <= names
+    assert {"gated_activation", "gated_linear", "rms_gated_linear", "linear", "rms_norm", "layer_norm"} <= names
     implementations = {each.implementation for each in checks}
     assert implementations == ({"triton"} if device.type == "cuda" else {"interpreter", "onednn"})
 
@@ -35,8 +35,8 @@ def test_the_command_fails_where_one_is_wrong_and_tells_the_interpreter_apart(
 ) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "1")  # the command sets it for good
     checks = [Check("linear", "interpreter", torch.float16, (1, 2, 3), problem)]
-    monkeypatch.setattr(checking, "check_all", lambda _: checks)
-    assert main(["check", "--device", "cpu", "--json", str(tmp_path / "a.json")]) == status
+    monkeypatch.setattr(checking, "check_all", lambda _, dtypes: checks if dtypes == [torch.float16] else [])
+    assert main(["check", "--device", "cpu", "--dtypes", "float16", "--json", str(tmp_path / "a.json")]) == status
     printed = capsys.readouterr().out
     assert f"interpreter  float16   1x2x3            linear: {problem or 'exact enough'}" in printed
     assert "not what a GPU runs" in printed

@@ -10,6 +10,7 @@ from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.linear import linear, linear_torch
 from kernels.norm import layer_norm, layer_norm_torch, rms_norm, rms_norm_torch
 from kernels.numerics import chain, disagreement
+from kernels.rms_gated_linear import fold_norm, rms_gated_linear, rms_gated_linear_torch
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -77,6 +78,34 @@ def test_gated_linear(
         disagreement(result, gated_linear_torch(x, gate, up, *biases, activation=activation), exact, chain(4 * width))
         is None
     )
+
+
+@few
+@given(ROWS, st.integers(2, 96), WIDTHS, dtypes, activations, layouts, layouts, st.booleans(), seeds)
+def test_rms_gated_linear(
+    rows: int,
+    width: int,
+    out: int,
+    dtype: torch.dtype,
+    activation: str,
+    x_layout: tuple[int, int, int],
+    weight_layout: tuple[int, int, int],
+    has_bias: bool,
+    seed: int,
+) -> None:
+    x, gate, up = (normal(seed + at, dtype, count, width) for at, count in enumerate((rows, out, out)))
+    norm_weight = 1 + normal(seed + 5, dtype, width)
+    biases = [normal(seed + 3, dtype, out), normal(seed + 4, dtype, out)] if has_bias else []
+    folded = laid_out(fold_norm(gate, norm_weight), weight_layout), laid_out(fold_norm(up, norm_weight), (2, 1, 0))
+    result = rms_gated_linear(laid_out(x, x_layout), *folded, *biases, eps=1e-3, activation=activation)
+    exact, eager = (
+        rms_gated_linear_torch(*operands, eps=1e-3, activation=activation, norm_weight=stored)
+        for *operands, stored in (
+            [each.double() for each in (x, gate, up, *biases, norm_weight)],
+            (x, gate, up, *biases, norm_weight),
+        )
+    )
+    assert disagreement(result, eager, exact, chain(4 * width)) is None
 
 
 @few

@@ -71,11 +71,9 @@ def entry(**changes: object) -> dict[str, object]:
 @pytest.fixture
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(tiles, "TABLES", tmp_path)
-    tiles.table.cache_clear()
-    tiles.listed_tile.cache_clear()
+    tiles.forget_tables()
     yield tmp_path
-    tiles.table.cache_clear()
-    tiles.listed_tile.cache_clear()
+    tiles.forget_tables()
 
 
 def test_a_table_is_read_where_it_fits_and_the_first_entry_wins(tables: Path) -> None:
@@ -94,7 +92,21 @@ def test_a_table_is_read_where_it_fits_and_the_first_entry_wins(tables: Path) ->
     assert listed_tile("gated_linear", "sm_90", torch.bfloat16, 65, 768, 57) is None
     assert listed_tile("linear", "sm_80", torch.bfloat16, 65, 768, 57) is None
     assert listed_tile("linear", None, torch.bfloat16, 65, 768, 57) is None
+    assert not tiles.is_norm_folded("sm_90", torch.bfloat16, 65, 768, 57)
     assert shipped("linear", torch.bfloat16, "sm_90")[-2:] == [narrow, wide]
+
+
+def test_a_norm_is_folded_where_that_was_measured_to_be_faster(tables: Path) -> None:
+    measured = {"op": "rms_gated_linear", "source": "measured", "out_features": 57}
+    few, many = {"least_rows": 1, "most_rows": 8}, {"least_rows": 9, "most_rows": None}
+    entries = [entry(**measured, **few, is_folded=True), entry(**measured, **many, is_folded=False)]
+    (tables / "sm_90.json").write_text(json.dumps(entries))
+    found = [tiles.is_norm_folded("sm_90", torch.bfloat16, rows, 768, 57) for rows in (1, 8, 9, 8192)]
+    assert found == [True, True, False, False]
+    assert not tiles.is_norm_folded("sm_90", torch.bfloat16, 8, 768, 58)
+    assert not tiles.is_norm_folded("sm_90", torch.float16, 8, 768, 57)
+    assert not tiles.is_norm_folded("sm_80", torch.bfloat16, 8, 768, 57)
+    assert not tiles.is_norm_folded(None, torch.bfloat16, 8, 768, 57)
 
 
 @pytest.mark.parametrize(
@@ -105,12 +117,22 @@ def test_a_table_is_read_where_it_fits_and_the_first_entry_wins(tables: Path) ->
         ("[3]", "sm_90.json, entry 0: must be an object, got 3"),
         (json.dumps([entry(), entry(colour=1)]), "entry 1: unknown key 'colour'"),
         (json.dumps([{"op": "linear"}]), "entry 0: dtype is missing"),
-        (json.dumps([entry(op="attention")]), "op must be one of gated_linear, linear, got 'attention'"),
+        (
+            json.dumps([entry(op="attention")]),
+            "op must be one of gated_linear, rms_gated_linear, linear, got 'attention'",
+        ),
         (json.dumps([entry(dtype=3)]), "dtype must be one of float32, float16, bfloat16, got 3"),
         (json.dumps([entry(in_features=0)]), "in_features must be a whole number above zero or null, got 0"),
         (json.dumps([entry(least_rows=True)]), "least_rows must be a whole number above zero, got True"),
         (json.dumps([entry(most_rows=64)]), r"most_rows must be 65 \(least_rows\) or more, got 64"),
         (json.dumps([entry(source="guessed")]), "source must be one of computed, measured, got 'guessed'"),
+        (json.dumps([entry(op="rms_gated_linear")]), "entry 0: is_folded is missing"),
+        (json.dumps([entry(is_folded=True)]), "entry 0: unknown key 'is_folded'"),
+        (json.dumps([entry(op="rms_gated_linear", is_folded=1)]), "is_folded must be true or false, got 1"),
+        (
+            json.dumps([entry(op="rms_gated_linear", is_folded=True)]),
+            "is_folded must be false where source is 'computed': what is not measured is not used",
+        ),
         (json.dumps([entry(microseconds="fast")]), "microseconds must be float, got 'fast'"),
         (
             json.dumps([entry(tile=dict.fromkeys(tiles.SIZES, 16) | {"feed": "air"})]),

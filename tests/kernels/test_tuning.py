@@ -1,13 +1,16 @@
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernels import gated_linear, tiles
+from kernels import gated_linear, tiles, tuning
 from kernels.__main__ import main
+from kernels.roof import Timing
 from kernels.tiles import Tile, read_table
-from kernels.tuning import Problem, candidates, merged, problems, tune, write_entries
+from kernels.tuning import Problem, candidates, few_candidates, merged, problems, tune, write_entries
 
 
 def test_row_counts_are_covered_without_a_gap_and_without_an_end() -> None:
@@ -16,7 +19,7 @@ def test_row_counts_are_covered_without_a_gap_and_without_an_end() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-@pytest.mark.parametrize("op", ["linear", "gated_linear"])
+@pytest.mark.parametrize("op", ["linear", "gated_linear", "rms_gated_linear"])
 @pytest.mark.parametrize("rows", [1, 64, 8192])
 def test_candidates_are_what_triton_takes_and_what_the_chip_has(op: str, rows: int, arch: str) -> None:
     found = list(candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch))
@@ -24,9 +27,13 @@ def test_candidates_are_what_triton_takes_and_what_the_chip_has(op: str, rows: i
     assert len(set(found)) == len(found)
     assert any(tile.feed == "tma" for tile in found) == (arch == "sm_90" and rows >= 64)
     assert all(tile.block_m <= max(16, rows) for tile in found)
+    few = list(few_candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch))
+    assert 2 < len(few) < len(found) / 2
+    assert len(set(few)) == len(few)
+    assert few[0] in tiles.shipped(op, torch.bfloat16, "gfx942")
 
 
-@pytest.mark.parametrize("op", ["linear", "gated_linear"])
+@pytest.mark.parametrize("op", ["linear", "gated_linear", "rms_gated_linear"])
 def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
     op: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,18 +51,46 @@ def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
 
 
 def test_a_wrong_candidate_is_none(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_linear, "_launch", lambda out, *_: out.zero_())
+    monkeypatch.setattr(gated_linear, "launch", lambda out, *_: out.zero_())
     with pytest.raises(RuntimeError, match="no candidate works"):
         tune(problems(["gated_linear"], ["float32"], [(40, 24)], [3]), "sm_90", device, 2)
 
 
 def test_new_entries_replace_those_of_the_same_widths_and_come_first() -> None:
-    def entry(op: str, width: int | None, rows: int) -> dict[str, object]:
-        return {"op": op, "dtype": "float16", "in_features": width, "out_features": 8, "least_rows": rows}
+    def entry(op: str, width: int | None, rows: int, most: int | None = None) -> dict[str, object]:
+        at = {"in_features": width, "out_features": 8, "least_rows": rows, "most_rows": most}
+        return {"op": op, "dtype": "float16", **at}
 
     old = [entry("linear", 768, 1), entry("linear", None, 2), entry("gated_linear", 768, 3)]
-    new = [entry("linear", 768, 4), entry("linear", 768, 5)]
+    new = [entry("linear", 768, 1, 4), entry("linear", 768, 5)]
     assert merged(new, old) == [*new, *old[1:]]
+    assert merged(new[:1], old) == [new[0], *old]  # for above 4 rows nothing was measured
+
+
+@pytest.mark.parametrize(("folded_s", "is_folded"), [(2e-5, True), (4e-5, False)])
+def test_a_folded_norm_is_compared_with_one_of_its_own(
+    folded_s: float, is_folded: bool, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: dict[str, torch.Tensor] = {}
+
+    def timed(calls: dict[str, Callable[[], torch.Tensor]], *_: object) -> dict[str, Timing]:
+        results.update({name: call() for name, call in calls.items()})
+        return {name: Timing(*[3e-5 if name == tuning.SEPARATE else folded_s] * 3, 1) for name in calls}
+
+    monkeypatch.setattr(tuning, "interleaved", timed)
+    wanted = problems(["rms_gated_linear"], ["float16"], [(40, 24)], [3])
+    entries = tune(wanted, "sm_90", device, 2, lambda *_: iter([Tile(16, 16, 32, 4, 3)]))
+    folded, separate = results.values()
+    torch.testing.assert_close(folded, separate, rtol=1e-2, atol=1e-3)
+    write_entries(entries, tmp_path / "sm_90.json")
+    (entry,) = read_table(tmp_path / "sm_90.json")
+    assert entry.is_folded == is_folded
+    assert (entries[0]["microseconds"], entries[0]["separate_microseconds"]) == (folded_s * 1e6, 30.0)
+
+
+def test_no_problem_is_begun_after_the_deadline(device: torch.device) -> None:
+    wanted = problems(["linear"], ["float32"], [(40, 24)], [3])
+    assert tune(wanted, "sm_90", device, 2, deadline=time.monotonic() - 1) == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
@@ -71,7 +106,10 @@ def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -
     [
         (["--widths", "768", "--rows", "1"], "expected INxOUT, such as 768x3072, got '768'"),
         (["--widths", "768x3072", "--rows", "0"], "expected a whole number above zero, got '0'"),
-        (["--widths", "768x3072", "--rows", "1", "--ops", "norm"], "expected one of gated_linear, linear, got 'norm'"),
+        (
+            ["--widths", "768x3072", "--rows", "1", "--ops", "norm"],
+            "expected one of gated_linear, rms_gated_linear, linear, got 'norm'",
+        ),
     ],
 )
 def test_wrong_options_are_refused(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
