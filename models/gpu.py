@@ -1,10 +1,11 @@
 """Checks and measures everything on one GPU, in under 8 minutes: ``python -m models.gpu``, or ``make gpu``.
 
-Its steps: every operator's correctness and tiles (``python -m kernels check`` and ``tune``), the way of each hidden
-layer (models/backends/paths.json), the table of the backends, a batch's way from the host and back with its answers
-compared (models/staging.py), the profile of the reference shape. Everything lands under ``--out`` as gpu-*.json, and as
-gpu.md for people. A step that fails, or that no time is left for, is reported as such; the others go on. It needs
-torch, triton, numpy and safetensors alone.
+Its steps: every operator's correctness, tiles, and whether a norm is folded (``python -m kernels check`` and ``tune``),
+the way of each hidden layer (models/backends/paths.json), the table of the backends, a batch's way from the host and
+back with its answers compared (models/staging.py), the profile of the reference shape, the table of the operators
+(``python -m kernels bench``). Everything lands under ``--out`` as gpu-*.json, and as gpu.md for people. A step that
+fails, or that no time is left for, is reported as such; the others go on. It needs torch, triton, numpy and safetensors
+alone.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs/results"
 BUDGET_S = 450.0
+CHECK_S = 120.0  # most of it is compiling, in a process for each dtype
+TUNE_S = 30  # for each shape's gated layers, and for its down projection: no row count is begun after it
 TRAIN = 4  # batches one after another, each timed way: more than a ring has buffers for
 TRANSFER_REPETITIONS = 9
 DEFAULT_DTYPE = "bfloat16"
@@ -126,7 +130,7 @@ def refuse(sentence: str) -> int:
 
 
 def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
-    """Take every step; on a CPU those of the kernels are left out, which only a GPU runs at speed."""
+    """Take every step; on a CPU those that tune and measure kernels are left out: only a GPU runs them at speed."""
     import torch
 
     from models.conditions import conditions
@@ -134,8 +138,12 @@ def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
     facts = conditions(torch.device(device), getattr(torch, dtype), torch.get_num_threads())
     report.found["conditions"] = facts
     if device == "cuda":
-        for command in ("check", "tune"):
-            report.step(f"kernels {command}", partial(kernels_command, report, command))
+        report.step("kernels check", partial(check_operators, report, ("float32", "float16", "bfloat16")))
+        for dim, hidden, _ in plan.shapes:
+            for ops, widths in (("gated_linear,rms_gated_linear", (dim, hidden)), ("linear", (hidden, dim))):
+                report.step(f"kernels tune {ops}", partial(tune_operators, report, plan, ops, widths, dtype))
+    else:
+        report.step("kernels check", partial(check_operators, report, ("float16",), "--device", "cpu"))
     report.step("paths", partial(measure_paths, report, plan, device, dtype))
     with tempfile.TemporaryDirectory() as directory:
         paths = [write_model(Path(directory), shape) for shape in plan.shapes]
@@ -144,18 +152,60 @@ def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
         for path in paths:
             report.step(f"transfer {path.name}", partial(measure_transfer, report, plan, path, device, dtype))
         report.step(f"profile {paths[0].name}", partial(measure_profile, report, plan, paths[0], device, dtype))
+    if device == "cuda":
+        report.step("kernels bench", partial(measure_operators, report, plan))
     report.write("summary", {"conditions": facts, "steps": report.steps})
     (report.out / "gpu.md").write_text(markdown(report), encoding="utf-8")
 
 
-def kernels_command(report: Report, command: str) -> str | None:
-    """Run ``python -m kernels COMMAND`` in a process of its own, so that its tables are read anew afterwards."""
-    target = report.out / f"gpu-kernels-{command}.json"
+def check_operators(report: Report, dtypes: Sequence[str], *options: str) -> str | None:
+    """Compare every operator with float64, each dtype in a process of its own at the same time; nothing is timed."""
+
+    def check(dtype: str) -> str | None:
+        arguments = "check", "--dtypes", dtype, *options
+        state = kernels_command(report, f"check-{dtype}", arguments, min(CHECK_S, report.left_s))
+        return None if state is None else f"{dtype} {state}"
+
+    with ThreadPoolExecutor(len(dtypes)) as pool:
+        return "; ".join(filter(None, pool.map(check, dtypes))) or None
+
+
+def tune_operators(report: Report, plan: Plan, ops: str, widths: tuple[int, int], dtype: str) -> str | None:
+    """Measure a few tiles of `ops` for each row count, and with gated layers whether to fold a norm."""
+    width = "x".join(map(str, widths))
+    name = f"tune-{ops.partition(',')[0]}-{width}"
+    rows = ",".join(map(str, plan.rows))
+    shape = "--ops", ops, "--dtypes", dtype, "--widths", width, "--rows", rows
+    state = kernels_command(report, name, ("tune", *shape, "--few", "--seconds", str(TUNE_S)), report.left_s)
+    file = report.out / f"gpu-kernels-{name}.json"
+    if file.exists():  # what was measured before time was over counts
+        report.found.setdefault("tune", []).extend(json.loads(file.read_text(encoding="utf-8")))
+    return state
+
+
+def measure_operators(report: Report, plan: Plan) -> str | None:
+    """Time each operator beside eager and, where it is installed, Liger's MLP."""
+    rows = ",".join(map(str, plan.rows))
+    state = kernels_command(report, "bench", ("bench", "--rows", rows), report.left_s)
+    if state is None:
+        file = report.out / "gpu-kernels-bench.json"
+        report.found["operators"] = json.loads(file.read_text(encoding="utf-8"))
+    return state
+
+
+def kernels_command(report: Report, name: str, arguments: Sequence[str], limit_s: float) -> str | None:
+    """Run ``python -m kernels`` in a process of its own, so that its tables are read anew afterwards.
+
+    Returns:
+        None where it did what it was told and wrote gpu-kernels-`name`.json, else what kept it.
+    """
+    target = report.out / f"gpu-kernels-{name}.json"
+    target.unlink(missing_ok=True)  # an earlier run's
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "kernels", command, "--json", str(target)],
+            [sys.executable, "-m", "kernels", *arguments, "--json", str(target)],
             cwd=ROOT,
-            timeout=max(1.0, report.left_s),
+            timeout=max(1.0, limit_s),
             capture_output=True,
             text=True,
         )
@@ -403,6 +453,32 @@ def markdown(report: Report) -> str:
             f"| {it['rows']} | {it['backend']} | {it['way']} "
             f"| {it['median_us']:g} ({it['q1_us']:g} to {it['q3_us']:g}) |"
             for it in document["transfer"]
+        ]
+    folds = [it for it in report.found.get("tune", []) if "is_folded" in it]
+    if folds:
+        lines += [
+            "",
+            "## A norm folded into the gated layer, or apart",
+            "",
+            "| in x out | rows | folded us | apart us | taken |",
+        ]
+        lines += ["|---|---|---|---|---|"]
+        lines += [
+            f"| {it['in_features']}x{it['out_features']} | {it['rows_measured']} | {it['microseconds']:g} "
+            f"| {it['separate_microseconds']:g} | {'folded' if it['is_folded'] else 'apart'} |"
+            for it in folds
+        ]
+    if "operators" in report.found:
+        lines += ["", "## Operators", "", f"Liger's MLP: {report.found['operators']['liger']}.", ""]
+        lines += [
+            "| operator | way | dtype | rows x in x out | caches | us | % of roof |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        lines += [
+            f"| {it['op']} | {it['way']} | {it['dtype']} | {'x'.join(map(str, it['shape']))} "
+            f"| {'cold' if it['cold'] else 'warm'} | {it['median_us']:g} ({it['low_us']:g} to {it['high_us']:g}) "
+            f"| {it['roof_percent']:.0f} |"
+            for it in report.found["operators"]["rows"]
         ]
     if "profile" in report.found:
         lines += ["", "## Profile", "", "```", *(table(each) for each in report.found["profile"]), "```"]

@@ -1,6 +1,5 @@
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -53,13 +52,14 @@ class StandIn(torch.nn.Module):
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
         self.act = config.hidden_act
-        sizes = config.hidden_size, config.intermediate_size
-        self.gate_proj, self.up_proj = (torch.nn.Linear(*sizes, bias=False) for _ in range(2))
-        self.down_proj = torch.nn.Linear(*reversed(sizes), bias=False)
+        dim, hidden = config.hidden_size, config.intermediate_size
+        self.gate_proj, self.up_proj = (torch.nn.Linear(dim, hidden, bias=False) for _ in range(2))
+        self.down_proj = torch.nn.Linear(hidden, dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        act = {"silu": F.silu, "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh")}[self.act]
-        out: torch.Tensor = self.down_proj(act(self.gate_proj(x)) * self.up_proj(x))
+        gate = self.gate_proj(x)
+        act = F.silu(gate) if self.act == "silu" else F.gelu(gate, approximate="tanh")
+        out: torch.Tensor = self.down_proj(act * self.up_proj(x))
         return out
 
 

@@ -100,10 +100,12 @@ def test_reads_and_writes_only_its_operands(dtype: torch.dtype, device: torch.de
         return band[tuple(slice(24, 24 + size) for size in tensor.shape)].copy_(tensor)
 
     args, norm_weight = operands(19, 57, 21, dtype, device)
-    inner = [None if each is None else within_nan(each) for each in folded(args, norm_weight)]
+    x, gate, up, *biases = folded(args, norm_weight)
+    gate_bias, up_bias = (None if each is None else within_nan(each) for each in biases)
+    inner = within_nan(x), within_nan(gate), within_nan(up), gate_bias, up_bias
     band = torch.full((19 + 64, 21 + 64), torch.nan, dtype=dtype, device=device)
     out = band[24:43, 24:45]
-    op.launch(out, *inner, "silu", SMALL, EPS)  # type: ignore[arg-type]
+    op.launch(out, *inner, "silu", SMALL, EPS)
     assert check(out, args, norm_weight, "silu") is None
     out.fill_(torch.nan)
     assert band.isnan().all()

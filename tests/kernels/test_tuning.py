@@ -75,7 +75,8 @@ def test_a_folded_norm_is_compared_with_one_of_its_own(
 
     def timed(calls: dict[str, Callable[[], torch.Tensor]], *_: object) -> dict[str, Timing]:
         results.update({name: call() for name, call in calls.items()})
-        return {name: Timing(*[3e-5 if name == tuning.SEPARATE else folded_s] * 3, 1) for name in calls}
+        seconds = {name: 3e-5 if name == tuning.SEPARATE else folded_s for name in calls}
+        return {name: Timing(each, each, each, 1) for name, each in seconds.items()}
 
     monkeypatch.setattr(tuning, "interleaved", timed)
     wanted = problems(["rms_gated_linear"], ["float16"], [(40, 24)], [3])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear import linear
+from kernels.rms_gated_linear import fold_norm
 from models import backends
 from models.backends import fused_cuda, graphs, paths
 from models.backends.fused_cuda import FusedOnCUDA
@@ -73,8 +74,10 @@ def plan_of(engine: Engine) -> FusedOnCUDA:
 def launches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Note every operator that the plan calls."""
     noted: list[str] = []
-    names = ("linear", "gated_linear", "rms_gated_linear", "gated_activation")
-    names += ("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm")
+    names = (
+        *("linear", "gated_linear", "rms_gated_linear", "gated_activation"),
+        *("rms_norm", "layer_norm", "add_rms_norm", "add_layer_norm"),
+    )
 
     def noting(name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -223,7 +226,6 @@ def test_each_bucket_is_folded_as_the_table_says(
 
 def test_a_norms_weight_is_folded_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     folded: list[Tensor] = []
-    fold_norm = fused_cuda.fold_norm
 
     def noting(weight: Tensor, norm_weight: Tensor) -> Tensor:
         folded.append(weight)

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from kernels.__main__ import _parser as kernels_parser
 from models import gpu
 from models.backends import paths
+from models.conditions import conditions
 from models.gpu import Report
 from models.staging import Passage
 
@@ -38,8 +40,21 @@ def test_figures_of_a_cpu_are_not_put_among_those_of_gpus(capsys: pytest.Capture
     assert "--out: expected a directory with --device cpu" in capsys.readouterr().err
 
 
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Note what would be run of `python -m kernels`, whose own tests run it."""
+    noted: list[tuple[str, ...]] = []
+
+    def note(report: Report, name: str, arguments: tuple[str, ...], limit_s: float) -> None:
+        assert limit_s <= report.deadline
+        noted.append((name, *arguments))
+
+    monkeypatch.setattr(gpu, "kernels_command", note)
+    return noted
+
+
 @no_gpu
-def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path) -> None:
+def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
     before = paths.FILE.read_text()
     assert gpu.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     shape = "geglu-32x48x2"
@@ -55,7 +70,9 @@ def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path) ->
         *("gpu-trace-eager.json", "gpu-trace-fused.json"),
     }
     summary = json.loads((tmp_path / "gpu-summary.json").read_text())
+    assert commands == [("check-float16", "check", "--dtypes", "float16", "--device", "cpu")]
     assert [(it["step"], it["state"]) for it in summary["steps"]] == [
+        ("kernels check", "done"),
         ("paths", "done"),
         (f"bench {shape}", "done"),
         (f"transfer {shape}", "done"),
@@ -144,12 +161,58 @@ def test_what_the_kernels_commands_end_with_is_the_state_of_the_step(
         return genuine([sys.executable, "-c", code], **options)
 
     monkeypatch.setattr(subprocess, "run", run)
-    if "sleep" in code:
-        report.deadline = time.monotonic()
-    assert gpu.kernels_command(report, "check") == state
-    assert commands == [
-        [sys.executable, "-m", "kernels", "check", "--json", str(report.out / "gpu-kernels-check.json")]
-    ]
+    limit_s = 1.0 if "sleep" in code else 60.0
+    assert gpu.kernels_command(report, "roof", ("roof", "--threads", "1"), limit_s) == state
+    file = str(report.out / "gpu-kernels-roof.json")
+    assert commands == [[sys.executable, "-m", "kernels", "roof", "--threads", "1", "--json", file]]
+
+
+def test_the_kernels_commands_have_the_options_that_they_are_given(
+    report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[Any] = []
+
+    def parse(report: Report, name: str, arguments: tuple[str, ...], limit_s: float) -> None:
+        parsed.append(kernels_parser().parse_args([*arguments, "--json", name]))
+
+    monkeypatch.setattr(gpu, "kernels_command", parse)
+    plan = gpu.PLANS["cuda"]
+    assert gpu.check_operators(report, ("float32", "bfloat16")) is None
+    assert gpu.tune_operators(report, plan, "gated_linear,rms_gated_linear", (768, 3072), "bfloat16") is None
+    report.write("kernels-bench", {"liger": "not installed", "rows": []})
+    assert gpu.measure_operators(report, plan) is None
+    assert sorted(it.dtypes for it in parsed[:2]) == [["bfloat16"], ["float32"]]
+    tuned, benched = parsed[2:]
+    assert (tuned.ops, tuned.widths) == (["gated_linear", "rms_gated_linear"], [(768, 3072)])
+    assert tuple(tuned.rows) == tuple(benched.rows) == plan.rows
+    assert (tuned.few, tuned.seconds) == (True, gpu.TUNE_S)
+
+
+def test_each_dtype_that_fails_its_check_is_named(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "kernels_command", lambda _, name, *__: "is wrong" if name == "check-float16" else None)
+    assert gpu.check_operators(report, ("float32", "float16")) == "float16 is wrong"
+
+
+def test_what_was_tuned_and_the_operators_stand_in_the_page(report: Report) -> None:
+    entry = {"in_features": 768, "out_features": 3072, "rows_measured": 8}
+    report.found |= {
+        "conditions": conditions(torch.device("cpu"), torch.bfloat16, 1),
+        "tune": [
+            entry | {"microseconds": 7.5, "separate_microseconds": 9.0, "is_folded": True},
+            entry | {"microseconds": 7.5},  # of an operator that has nothing to fold
+        ],
+        "operators": {
+            "liger": "not installed: pip install liger-kernel",
+            "rows": [
+                {"op": "mlp silu", "way": "triton", "dtype": "bfloat16", "shape": [8, 768, 3072], "cold": False}
+                | {"median_us": 9.25, "low_us": 9.0, "high_us": 9.5, "roof_percent": 41.6}
+            ],
+        },
+    }
+    text = gpu.markdown(report)
+    assert text.count("| 768x3072 | 8 | 7.5 | 9 | folded |") == text.count("| 768x3072 |") == 1
+    assert "Liger's MLP: not installed: pip install liger-kernel." in text
+    assert "| mlp silu | triton | bfloat16 | 8x768x3072 | warm | 9.25 (9 to 9.5) | 42 |" in text
 
 
 def test_recorded_paths_join_those_of_other_gpus(paths_file: Path) -> None:
@@ -171,6 +234,7 @@ def test_on_a_gpu_paths_backends_and_profile_are_measured(
 ) -> None:
     paths_file.write_text("{}")
     monkeypatch.setattr(gpu, "kernels_command", lambda *_: None)
+    monkeypatch.setattr(gpu, "measure_operators", lambda *_: None)
     gpu.measure(report, gpu.Plan(((64, 96, 2),), (1, 64), 64, 2, ("eager", "fused")), "cuda", "bfloat16")
     assert {it["state"] for it in report.steps} == {"done"}
     assert json.loads(paths_file.read_text())[torch.cuda.get_device_name()]["bfloat16"]["64x96"].keys() == {"1", "64"}
