@@ -187,7 +187,7 @@ def tune(options: argparse.Namespace) -> int:
         print(json.dumps(entry))
     print(f"{len(entries)} entries in {path}; vet them: python -m kernels aot --arch {arch}")
     if left_out:
-        print(f"{left_out} shapes were left out: {options.seconds} seconds were over", file=sys.stderr)
+        print(f"shapes left out: {left_out}, since {options.seconds} seconds were over", file=sys.stderr)
     return 1 if left_out else 0
 
 

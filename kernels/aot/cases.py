@@ -89,7 +89,8 @@ def cases(archs: Sequence[str] = tuple(ARCHS)) -> list[Case]:
     """List what is shipped: every kernel, dtype, activation and tile, for each of `archs`.
 
     An operand that may be left out is a load outside the loop: cases have them all. Without it registers are allotted
-    anew, and not always fewer, so that in bfloat16 the gated layer is compiled both ways, and the others once.
+    anew, and not always fewer, so that in bfloat16 the gated layer is compiled both ways, and the others once. With the
+    norm in it, that layer is a kernel of its own here.
 
     Raises:
         ValueError: an architecture is unknown.

@@ -49,7 +49,8 @@ def test_every_default_fits_the_shared_memory_of_the_smallest_gpus() -> None:
         (op, name, tile)
         for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16))
         for rows in ROWS
-        for op, tile in zip(("gated_linear", "linear"), tiles_of(dtype, rows), strict=True)
+        for gated, tile in zip((True, False), tiles_of(dtype, rows), strict=True)
+        for op in (("gated_linear", "rms_gated_linear") if gated else ("linear",))
     }
     found = set()
     for record in records:

@@ -94,6 +94,37 @@ def test_no_problem_is_begun_after_the_deadline(device: torch.device) -> None:
     assert tune(wanted, "sm_90", device, 2, deadline=time.monotonic() - 1) == []
 
 
+@pytest.mark.parametrize(("left_out", "status"), [(0, 0), (1, 1)])
+def test_the_command_writes_each_ops_tiles_before_what_is_compared_with_them(
+    left_out: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tile = Tile(16, 16, 32, 4, 3)
+    seen: list[tuple[str, Tile | None]] = []
+
+    def stand_in(wanted: list[Problem], arch: str, *_: object, **options: object) -> list[dict[str, object]]:
+        assert options["tiles_for"] is few_candidates
+        seen.append((wanted[0].op, tiles.listed_tile("gated_linear", arch, torch.float16, 3, 40, 24)))
+        done = wanted[: len(wanted) - left_out * (wanted[0].op == "rms_gated_linear")]
+        seconds = {each: 2e-5 if each.op == "rms_gated_linear" else None for each in done}
+        return [tuning._entry(each, tile, 1e-5, seconds[each], torch.device("cpu")) for each in done]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(tiles, "arch_of", lambda _: "sm_90")
+    monkeypatch.setattr(tiles, "TABLES", tmp_path)
+    monkeypatch.setattr(tuning, "tune", stand_in)
+    tiles.forget_tables()
+    try:
+        options = ["--ops", "rms_gated_linear,gated_linear", "--dtypes", "float16", "--few", "--seconds", "9"]
+        assert main(["tune", "--widths", "40x24", "--rows", "1,8", *options]) == status
+        assert tiles.is_norm_folded("sm_90", torch.float16, 1, 40, 24)
+        assert tiles.is_norm_folded("sm_90", torch.float16, 8, 40, 24) == (left_out == 0)
+    finally:
+        tiles.forget_tables()
+    assert seen == [("gated_linear", None), ("rms_gated_linear", tile)]
+    assert ("shapes left out: 1, since 9 seconds were over" in capsys.readouterr().err) == bool(left_out)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     before = {path: path.read_text() for path in tiles.TABLES.glob("*.json")}

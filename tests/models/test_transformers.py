@@ -58,6 +58,16 @@ def llama(bias: bool) -> Case:
     return Case(module, add, FFNConfig(True, "silu", bias), names)
 
 
+def normed_llama() -> Case:
+    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP, LlamaRMSNorm
+
+    config = LlamaConfig(hidden_size=DIM, intermediate_size=HIDDEN, num_attention_heads=4)
+    module = nn.Sequential(LlamaRMSNorm(DIM, config.rms_norm_eps), LlamaMLP(config))
+    names = {f"1.{name}_proj.weight": f"ffn.{name}.weight" for name in ("gate", "up", "down")}
+    norm = NormConfig("rms", "pre", config.rms_norm_eps)
+    return Case(module, add, FFNConfig(True, "silu"), {**names, "0.weight": "pre_norm.weight"}, norm)
+
+
 def gemma() -> Case:
     from transformers.models.gemma.modeling_gemma import GemmaConfig, GemmaMLP
 
@@ -113,6 +123,7 @@ def t5() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "LlamaMLP": lambda: llama(bias=False),
     "LlamaMLP with bias": lambda: llama(bias=True),
+    "LlamaRMSNorm and LlamaMLP": normed_llama,
     "GemmaMLP": gemma,
     "BertIntermediate and BertOutput": bert,
     "GPT2MLP": gpt2,
@@ -172,14 +183,17 @@ def test_it_computes_what_transformers_does(name: str, dtype: str, backend: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "is_folded"), [*((name, False) for name in CASES), ("LlamaRMSNorm and LlamaMLP", True)]
+)
 def test_the_plan_for_gpus_computes_what_transformers_does(
-    name: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, is_folded: bool, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are interpreted only where there is no GPU")
     monkeypatch.setitem(backends._PLANS["fused"], "cpu", f"{fused_cuda.__name__}:{FusedOnCUDA.__name__}")
     monkeypatch.setattr(FusedOnCUDA, "unavailable_reason", lambda *_: None)
+    monkeypatch.setattr(FusedOnCUDA, "is_folded", lambda *_: is_folded)
     assert fault(name, dtype, "fused", tmp_path) is None
 
 
