@@ -20,7 +20,7 @@ from kernels.operands import (
     takes_tma,
     with_descriptors,
 )
-from kernels.tiles import GROUP_M, Tile, arch_of, gated_linear_tile, listed_tile, tile_of_program
+from kernels.tiles import GROUP_M, Tile, arch_of, gated_linear_tile, listed_tile, rms_gated_linear_tile, tile_of_program
 
 OP = "gated_linear"
 
@@ -247,7 +247,7 @@ def choose_tile(op: str, x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> T
     """Return the tile listed for `op`, (rows, in) and the weights, or the default where none is or can be fed."""
     tile = listed_tile(op, arch_of(x.device), x.dtype, *x.shape, gate_weight.shape[0])
     if tile is None or (tile.feed == "tma" and not takes_tma(x, gate_weight, up_weight)):
-        return gated_linear_tile(x.dtype, x.shape[0])
+        return gated_linear_tile(x.dtype, x.shape[0]) if op == OP else rms_gated_linear_tile(x.dtype, x.shape[0])
     return tile
 
 

@@ -23,7 +23,7 @@ from kernels.operands import multiprocessor_count
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear_torch
 from kernels.roof import interleaved
-from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, gated_linear_tile, linear_tile, split_k
+from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, default_tile, split_k
 
 H200_MULTIPROCESSORS = 132
 ACTIVATION, EPS = "gelu_tanh", 1e-6
@@ -76,9 +76,7 @@ def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
 def few_candidates(problem: Problem, arch: str) -> Iterator[Tile]:
     """List the computed default and those `candidates` that differ from it in one thing: a tenth of them."""
     dtype = DTYPES[problem.dtype]
-    default = gated_linear_tile(dtype, problem.rows)
-    if problem.op == "linear":
-        default = linear_tile(dtype, problem.rows, problem.out_features, H200_MULTIPROCESSORS)
+    default = default_tile(problem.op, dtype, problem.rows, problem.out_features, H200_MULTIPROCESSORS)
     yield default
     for tile in candidates(problem, arch):
         if sum(mine != its for mine, its in zip(tile, default, strict=True)) == 1:

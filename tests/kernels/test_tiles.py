@@ -7,14 +7,14 @@ import torch
 
 from kernels import tiles
 from kernels.aot.targets import ARCHS
-from kernels.tiles import Tile, gated_linear_tile, linear_tile, listed_tile, shipped, split_k
+from kernels.tiles import Tile, gated_linear_tile, linear_tile, listed_tile, rms_gated_linear_tile, shipped, split_k
 
 ROWS = [1, 16, 17, 32, 33, 64, 65, 128, 129, 8192]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def tiles_of(dtype: torch.dtype, rows: int) -> tuple[Tile, Tile]:
-    return gated_linear_tile(dtype, rows), linear_tile(dtype, rows, 768, 132)
+def tiles_of(dtype: torch.dtype, rows: int) -> tuple[Tile, Tile, Tile]:
+    return gated_linear_tile(dtype, rows), linear_tile(dtype, rows, 768, 132), rms_gated_linear_tile(dtype, rows)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -29,7 +29,7 @@ def test_tiles_are_what_triton_takes(dtype: torch.dtype, rows: int) -> None:
 def test_few_rows_waste_no_tile() -> None:
     for dtype in DTYPES:
         for rows, height in ((1, 16), (16, 16), (17, 32), (32, 32)):
-            assert [tile.block_m for tile in tiles_of(dtype, rows)] == [height, height]
+            assert [tile.block_m for tile in tiles_of(dtype, rows)] == [height] * 3
 
 
 def test_k_is_split_only_where_multiprocessors_would_idle() -> None:
@@ -49,8 +49,7 @@ def test_every_default_fits_the_shared_memory_of_the_smallest_gpus() -> None:
         (op, name, tile)
         for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16))
         for rows in ROWS
-        for gated, tile in zip((True, False), tiles_of(dtype, rows), strict=True)
-        for op in (("gated_linear", "rms_gated_linear") if gated else ("linear",))
+        for op, tile in zip(("gated_linear", "linear", "rms_gated_linear"), tiles_of(dtype, rows), strict=True)
     }
     found = set()
     for record in records:
