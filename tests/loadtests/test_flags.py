@@ -17,7 +17,7 @@ from loadtests.flags import names, numbers, positive, share, some_of, whole
         (some_of(("a", "b")), "b,a", ["b", "a"]),
         (numbers(whole), "4,1,4", [4, 1]),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
 def test_a_value_is_parsed(parse: Callable[[str], Any], text: str, value: object) -> None:
     assert parse(text) == value
@@ -35,7 +35,7 @@ def test_a_value_is_parsed(parse: Callable[[str], Any], text: str, value: object
         (some_of(("a", "b")), "a,c", "expected some of a, b, got 'c'"),
         (numbers(whole), "1,,2", "expected a whole number of at least 1, got ''"),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
 def test_what_is_no_such_value_is_refused(parse: Callable[[str], Any], text: str, message: str) -> None:
     with pytest.raises(ArgumentTypeError) as caught:

@@ -290,7 +290,7 @@ def test_an_http_process_that_dies_ends_the_server_with_its_reason(start: Start,
         (["--api-key", ""], "--api-key (MLP_API_KEY)"),
         (["--cache-dir", "/proc/nowhere", "--port", str(free_port())], "--cache-dir /proc/nowhere"),
     ],
-    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+    ids=["port", "model", "api-key", "cache-dir"],
 )
 def test_what_prevents_a_start_is_told_in_one_line(arguments: list[str], message: str) -> None:
     assert message in refused(*arguments)
