@@ -4,6 +4,7 @@ import difflib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -20,7 +21,8 @@ CONFIG_FILE = "config.json"
 MAX_WIDTH = 2**20
 MAX_DEPTH = 2**12
 MAX_PARAMETERS = 2**36  # 256 GiB in float32: above it a size is far more likely a slip than a wish
-MAX_CONFIG_BYTES = 2**24
+MAX_CONFIG_BYTES = 2**22
+MAX_LABEL_LENGTH = 1024
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -154,6 +156,14 @@ class ModelConfig:
             return
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
             raise ConfigError(f"labels: expected null or a list of strings, got {_shown(self.labels)}")
+        for label in self.labels:
+            if len(label) > MAX_LABEL_LENGTH:
+                raise ConfigError(
+                    f"labels: expected at most {MAX_LABEL_LENGTH:,} characters each, got {len(label):,}: "
+                    f"{_shown(label)}"
+                )
+            if any("\ud800" <= character <= "\udfff" for character in label):
+                raise ConfigError(f"labels: expected text, got half of a surrogate pair, {ascii(label)[:60]}")
         if self.out_features is None:
             raise ConfigError("labels: expected null, since out_features is null and there is no head to name")
         if len(self.labels) != self.out_features:
@@ -236,17 +246,7 @@ class ModelConfig:
         """
         path = directory / CONFIG_FILE
         text = bounded_text(path, ConfigError, f"expected a model directory with a {CONFIG_FILE}")
-        try:
-            data = json.loads(text, object_pairs_hook=_unique_keys)
-        except json.JSONDecodeError as error:
-            raise ConfigError(
-                f"{path}: expected JSON, got a syntax error at line {error.lineno}, column {error.colno}: {error.msg}"
-            ) from None
-        except RecursionError:
-            raise ConfigError(f"{path}: expected a flat JSON object, got one nested too deeply to read") from None
-        except (ConfigError, ValueError) as error:
-            raise ConfigError(f"{path}: {error}") from None
-        return cls.from_dict(data, source=str(path))
+        return cls.from_dict(parsed_json(text, str(path), ConfigError), source=str(path))
 
     @classmethod
     def from_dict(cls, data: object, source: str = "config") -> Self:
@@ -313,10 +313,56 @@ def bounded_text(path: Path, error: Callable[[str], Exception], missing: str) ->
         raise error(f"{path}: cannot be read ({cause.strerror})") from None
 
 
+def parsed_json(text: str | bytes, source: str, error: Callable[[str], Exception]) -> Any:
+    """Parse JSON that nobody vouches for.
+
+    Args:
+        text: the JSON, of a bounded length.
+        source: what the sentences call it.
+        error: makes the exception from its sentence.
+
+    Raises:
+        Exception: what `error` makes, where it is no JSON, nested too deeply, holds an integer too long to be read, or
+            an object in which a key comes twice: readers differ in which of the two they take.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        data = dict(pairs)
+        if len(data) < len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise error(f"{source}: {shown_name(twice)}: expected once, got twice")
+        return data
+
+    try:
+        return json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as cause:
+        raise error(
+            f"{source}: expected JSON, got a syntax error at line {cause.lineno}, column {cause.colno}: {cause.msg}"
+        ) from None
+    except UnicodeDecodeError:
+        raise error(f"{source}: expected JSON in UTF-8, got bytes that are not UTF-8") from None
+    except RecursionError:
+        raise error(f"{source}: expected JSON that is nearly flat, got one nested too deeply to read") from None
+    except ValueError:
+        raise error(
+            f"{source}: expected integers of at most {sys.get_int_max_str_digits():,} digits, got a longer one"
+        ) from None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean X?)`` where a known word is close to `word`, else an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    close = difflib.get_close_matches(word[:256], list(known), n=1)
+    return f" (did you mean {shown_name(close[0])}?)" if close else ""
+
+
+def shown_name(name: object) -> str:
+    """Return a foreign name as it can stand in a sentence: as it is, or quoted and cut where it is odd or long."""
+    text = str(name)
+    if text.isprintable() and len(text) <= 200:
+        return text
+    quoted = ascii(text[:200])
+    return quoted if len(quoted) <= 100 else f"{quoted[:97]}..."
 
 
 def _shown(value: object) -> str:
@@ -325,16 +371,9 @@ def _shown(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):  # no JSON, or an integer too long to be written out
         text = f"a value of type {type(value).__name__}"
+    if not text.isprintable():  # what would move a terminal's cursor, or turn the sentence round
+        text = ascii(text)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in data:
-            raise ConfigError(f"{key}: expected once, got twice")
-        data[key] = value
-    return data
 
 
 def _keys(prefix: str, data: object, owner: type[Any]) -> dict[str, Any]:
@@ -345,7 +384,9 @@ def _keys(prefix: str, data: object, owner: type[Any]) -> dict[str, Any]:
     for key in data:
         if key not in known:
             expected = ", ".join(known)
-            raise ConfigError(f"{prefix}{key}: expected one of the keys {expected}{nearest(str(key), known)}")
+            raise ConfigError(
+                f"{prefix}{shown_name(key)}: expected one of the keys {expected}{nearest(str(key), known)}"
+            )
     for key, field in known.items():
         if key not in data and field.default is MISSING:
             raise ConfigError(f"{prefix}{key}: expected a value, got none; add the key")

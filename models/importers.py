@@ -9,9 +9,9 @@ is mostly the file's own pages, which the system takes back where memory is shor
 together is refused: Linux, as it comes, does not map it.
 """
 
-import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,16 @@ from torch import Tensor
 
 from models import weights
 from models.architectures import ARCHITECTURES, Architecture
-from models.config import MAX_DEPTH, MAX_WIDTH, FFNConfig, ModelConfig, NormConfig, bounded_text
+from models.config import (
+    MAX_DEPTH,
+    MAX_WIDTH,
+    FFNConfig,
+    ModelConfig,
+    NormConfig,
+    bounded_text,
+    parsed_json,
+    shown_name,
+)
 from models.errors import ConfigError, ImportSourceError
 from models.weights import FLOAT_TYPES, WEIGHTS_FILE
 
@@ -29,9 +38,8 @@ INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 
 # Checkpoints of before 2019 call a LayerNorm's two tensors by other names.
 _SUFFIXES = {"weight": ("weight", "gamma"), "bias": ("bias", "beta")}
+_QUANTISED = "quantised checkpoints are not supported: take the one it was made from"
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
-# What stands beside a weight, or in its place, in a quantised checkpoint.
-_QUANTISED = re.compile(r"\.(qweight|weight_packed|weight_scale|weight_scale_inv|SCB|absmax|scales)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +138,7 @@ class Checkpoint:
                     if kind not in FLOAT_TYPES:
                         raise ImportSourceError(
                             f"{path}: {origin.name}: expected one of the types {', '.join(FLOAT_TYPES)}, got {kind}; "
-                            "quantised checkpoints are not supported: take the one it was made from"
+                            f"{_QUANTISED}"
                         )
                     expected = shape
                     if origin.half is not None:
@@ -159,12 +167,9 @@ def read_huggingface(
 
 
 def _json(path: Path, missing: str) -> dict[str, Any]:
-    try:
-        data = json.loads(bounded_text(path, ImportSourceError, missing))
-    except (ValueError, RecursionError):  # no JSON, or nested without end
-        data = None
+    data = parsed_json(bounded_text(path, ImportSourceError, missing), str(path), ImportSourceError)
     if not isinstance(data, dict):
-        raise ImportSourceError(f"{path}: expected a JSON object, got something else")
+        raise ImportSourceError(f"{path}: expected a JSON object, got {_shown(data)}")
     return data
 
 
@@ -177,7 +182,7 @@ def _architecture(path: Path) -> tuple[Architecture, dict[str, Any]]:
     row = ARCHITECTURES.get(found) if isinstance(found, str) else None
     if row is None:
         raise ImportSourceError(
-            f"{path}: model_type: expected one of the supported architectures {known}, got {found!r}"
+            f"{path}: model_type: expected one of the supported architectures {known}, got {_shown(found)}"
         )
     _refuse_quantised(path, fields)
     if row.config is not None:
@@ -191,10 +196,10 @@ def _architecture(path: Path) -> tuple[Architecture, dict[str, Any]]:
 
 
 def _refuse_experts(path: Path, fields: Mapping[str, Any], known: str) -> None:
-    key = next((it for it in _EXPERTS if isinstance(fields.get(it), int) and fields[it] > 1), None)
+    key = next((it for it in _EXPERTS if fields.get(it) not in (None, 0, 1)), None)
     if key is not None:
         raise ImportSourceError(
-            f"{path}: {key}: expected one feed-forward network a layer, got a mixture of {fields[key]} experts "
+            f"{path}: {key}: expected one feed-forward network a layer, got a mixture of {_shown(fields[key])} experts "
             f"({_shown(fields.get('model_type'))}); supported are the dense architectures {known}"
         )
 
@@ -249,6 +254,8 @@ def _shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # an integer too long to be written out
         text = f"a value of type {type(value).__name__}"
+    if not text.isprintable():
+        text = ascii(text)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -273,15 +280,21 @@ def _origins(source: Path, row: Architecture, config: ModelConfig, start: int) -
         )
     origins: dict[str, _Origin] = {}
     shapes = config.shapes()
+    names = sorted(files)
     for ours in shapes:
         _, block, rest = ours.split(".", 2)
         module, _, kind = rest.rpartition(".")
         theirs = f"{prefix}{row.layer.replace('N', str(start + int(block)))}{row.modules[module]}"
         wanted = [f"{theirs}.{suffix}" for suffix in _SUFFIXES[kind]]
         name = next((it for it in wanted if it in files), None)
+        beside = _others(theirs, names)
         if name is None:
+            got = f"{shown_name(beside[0])}; {_QUANTISED}" if beside else "none"
+            raise ImportSourceError(f"{listing}: {wanted[0]}: expected a tensor of this name, got {got}")
+        if beside:
             raise ImportSourceError(
-                f"{listing}: {wanted[0]}: expected a tensor of this name, got {_beside(theirs, files)}"
+                f"{listing}: {theirs}: expected a weight and at most a bias, got {shown_name(beside[0])} as well; "
+                f"{_QUANTISED}"
             )
         half = ("ffn.gate", "ffn.up").index(module) if row.is_packed and module in ("ffn.gate", "ffn.up") else None
         origins[ours] = _Origin(files[name], name, half)
@@ -293,11 +306,11 @@ def _origins(source: Path, row: Architecture, config: ModelConfig, start: int) -
     return origins
 
 
-def _beside(theirs: str, files: Mapping[str, Path]) -> str:
-    quantised = next((it for it in files if it.startswith(f"{theirs}.") and _QUANTISED.search(it)), None)
-    if quantised is None:
-        return "none"
-    return f"{quantised}; quantised checkpoints are not supported: take the one it was made from"
+def _others(theirs: str, names: Sequence[str]) -> list[str]:
+    """Return what a module holds beside weight and bias, the names being sorted: scales, or packed numbers."""
+    known = {f"{theirs}.{it}" for them in _SUFFIXES.values() for it in them}
+    start, end = bisect_left(names, f"{theirs}."), bisect_left(names, f"{theirs}/")  # "/" comes next after "."
+    return [it for it in names[start:end] if it not in known]
 
 
 def _files(source: Path) -> tuple[Path, dict[str, Path]]:
@@ -306,6 +319,7 @@ def _files(source: Path) -> tuple[Path, dict[str, Path]]:
     if path.exists():
         with weights.opened(path, "pt", ImportSourceError) as file:
             return path, dict.fromkeys(file.keys(), path)
+    weights.refuse_broken_link(path, ImportSourceError)
     if index.exists():
         return index, _shards(index)
     weights.refuse_pickles(source, ImportSourceError)

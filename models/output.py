@@ -1,6 +1,8 @@
 """The directory that a command writes a model to, which is not replaced unasked."""
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,10 +53,27 @@ def write(options: argparse.Namespace, config: ModelConfig, tensors: "dict[str, 
     """
     refuse_a_model(options)
     out: Path = options.out
-    out.mkdir(parents=True, exist_ok=True)
-    if tensors is None:
-        (out / WEIGHTS_FILE).unlink(missing_ok=True)
-    else:
-        weights.save(out, tensors)
-    config.save(out)
+    with directory(out):
+        if tensors is None:
+            (out / WEIGHTS_FILE).unlink(missing_ok=True)
+        else:
+            weights.save(out, tensors)
+        config.save(out)
     print(f"{out}: {config.size}")
+
+
+@contextmanager
+def directory(out: Path) -> Iterator[None]:
+    """Make a directory for a model; where what is inside fails, the directories made are taken away again."""
+    made = [it for it in (out, *out.parents) if not it.exists()]
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if made:
+            for file in (WEIGHTS_FILE, CONFIG_FILE):
+                (out / file).unlink(missing_ok=True)
+        for each in made:
+            with suppress(OSError):  # not empty: somebody else has put something there
+                each.rmdir()
+        raise

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 
-from models.config import ModelConfig, nearest
+from models.config import ModelConfig, nearest, parsed_json, shown_name
 from models.errors import ModelError, WeightsError
 
 if TYPE_CHECKING:
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "model.safetensors"
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-_PICKLES = {b"PK\x03\x04": "a zip archive as torch.save writes them", b"\x80": "a pickle"}
+# A header of 4096 blocks with every bias and norm is 5 MiB. The library reads up to 100 MiB, and takes ten times that.
+MAX_HEADER_BYTES = 2**23
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
 
 
@@ -47,7 +48,9 @@ def check(directory: Path, config: ModelConfig) -> None:
         for name, tensor in found.items():
             shape, kind = tuple(tensor.get_shape()), tensor.get_dtype()
             if name not in expected:
-                raise WeightsError(f"{path}: {name}: the config has no place for this tensor{nearest(name, expected)}")
+                raise WeightsError(
+                    f"{path}: {shown_name(name)}: the config has no place for this tensor{nearest(name, expected)}"
+                )
             if shape != expected[name]:
                 raise WeightsError(f"{path}: {name}: expected shape {expected[name]}, got {shape}")
             if kind not in FLOAT_TYPES:
@@ -63,6 +66,7 @@ def has_weights(directory: Path, config: ModelConfig) -> bool:
     path = directory / WEIGHTS_FILE
     if path.exists():
         return True
+    refuse_broken_link(path, WeightsError)
     if config.init is not None:
         return False
     refuse_pickles(directory, WeightsError)
@@ -78,9 +82,19 @@ def refuse_pickles(directory: Path, error: type[ModelError]) -> None:
     pickles = sorted(path.name for path in directory.glob("*") if path.suffix in PICKLE_SUFFIXES)
     if pickles:
         raise error(
-            f"{directory / WEIGHTS_FILE}: no such file; {pickles[0]} is there, but pickles are not read since they can "
-            "run code: convert it to safetensors first"
+            f"{directory / WEIGHTS_FILE}: no such file; {shown_name(pickles[0])} is there, but pickles are not read "
+            "since they can run code: convert it to safetensors first"
         )
+
+
+def refuse_broken_link(path: Path, error: Callable[[str], Exception]) -> None:
+    """Tell a link that leads nowhere from a file that is not there.
+
+    Raises:
+        Exception: what `error` makes, where it is one.
+    """
+    if path.is_symlink() and not path.exists():
+        raise error(f"{path}: expected a file, got a link to {shown_name(path.readlink())}, where there is none")
 
 
 def load(
@@ -281,7 +295,14 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
         if not path.is_file() and path.exists():
             raise error(f"{path}: cannot be read (it is no regular file)")
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(8)
+            length = int.from_bytes(head, "little")
+            if MAX_HEADER_BYTES < length <= path.stat().st_size:
+                raise error(
+                    f"{path}: expected a header of at most {MAX_HEADER_BYTES:,} bytes, got one of {length:,}: far more "
+                    "tensors than a model has, or names far longer"
+                )
+            header = file.read(length) if length <= MAX_HEADER_BYTES else b""
         handle = safe_open(path, framework)
     except OSError as cause:
         raise error(f"{path}: cannot be read ({cause.strerror or cause})") from None
@@ -291,15 +312,24 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
             "larger than memory and swap together has to be split into shards"
         ) from None
     except SafetensorError as cause:
-        # Only now: a safetensors file starts with a length, whose bytes may be those of a pickle.
-        for magic, kind in _PICKLES.items():
-            if head.startswith(magic):
-                raise error(
-                    f"{path}: expected safetensors, got {kind}; pickles are not read since they can run code: convert "
-                    "it to safetensors first"
-                ) from None
+        kind = _pickle(head)
+        if kind is not None:
+            raise error(
+                f"{path}: expected safetensors, got {kind}; pickles are not read since they can run code: convert it "
+                "to safetensors first"
+            ) from None
         raise error(
-            f"{path}: expected a whole safetensors file, got one that is foreign or cut short ({cause})"
+            f"{path}: expected a whole safetensors file, got one that is foreign or cut short ({shown_name(cause)})"
         ) from None
     with handle as tensors:
+        parsed_json(header, f"{path}: header", error)  # where a name comes twice, the library takes the last one
         yield tensors
+
+
+def _pickle(head: bytes) -> str | None:
+    """Say what kind of pickle a file is by its first 8 bytes; None for none."""
+    if head.startswith(b"PK\x03\x04"):
+        return "a zip archive as torch.save writes them"
+    # The length that a safetensors file starts with may begin with the same two bytes, but it ends in zeros.
+    is_pickle = head[:1] == b"\x80" and head[1:2] in (b"\2", b"\3", b"\4", b"\5") and any(head[2:])
+    return "a pickle" if is_pickle else None

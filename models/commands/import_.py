@@ -23,16 +23,9 @@ def run(options: argparse.Namespace) -> None:
 
     output.refuse_a_model(options)
     checkpoint = Checkpoint(options.source, output.name(options), options.layers)
-    is_new = not options.out.exists()
-    options.out.mkdir(parents=True, exist_ok=True)
-    try:
-        with Progress(f"reading {options.source}") as progress:
-            weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
-    except BaseException:
-        if is_new:
-            options.out.rmdir()
-        raise
-    checkpoint.config.save(options.out)
+    with output.directory(options.out), Progress(f"reading {options.source}") as progress:
+        weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
+        checkpoint.config.save(options.out)
     print(f"{options.out}: {checkpoint.config.size}")
     if checkpoint.note is not None:
         print(checkpoint.note)

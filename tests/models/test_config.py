@@ -73,6 +73,11 @@ def test_parameters_and_flops_are_counted_by_hand_for_one_case(tiny: Configs) ->
         ({"dim": 2**20, "hidden": 2**20}, "dim, hidden, depth: expected at most 68,719,476,736 parameters"),
         ({"labels": ["a", "b"]}, "labels: expected 3 of them, one for each of out_features, got 2"),
         ({"labels": ["a", "b", 3]}, 'labels: expected null or a list of strings, got ["a", "b", 3]'),
+        ({"labels": ["a", "b", "c" * 1025]}, 'labels: expected at most 1,024 characters each, got 1,025: "ccc'),
+        ({"labels": ["a", "b", "\ud800"]}, r"labels: expected text, got half of a surrogate pair, '\ud800'"),
+        ({"name": "\x1b[31m\u202e"}, r"got "),
+        ({"a\nb\x1b[31m": 4}, r"'a\nb\x1b[31m': expected one of the keys name, dim, hidden"),
+        ({"a" * 10**6: 4}, "aaa...: expected one of the keys name, dim, hidden"),
         ({"labels": "abc"}, 'labels: expected null or a list of strings, got "abc"'),
         ({"labels": [], "out_features": None}, "labels: expected null, since out_features is null"),
         ({"init": {"seed": -1}}, "init.seed: expected an integer from 0 to 9,223,372,036,854,775,807, got -1"),
@@ -95,7 +100,8 @@ def test_a_wrong_field_is_named_with_what_was_expected(
         ModelConfig.from_dict(tiny_fields(**changes), source="there/config.json")
     assert str(caught.value).startswith("there/config.json: ")
     assert sentence in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize("key", ["name", "dim", "hidden", "depth", "ffn", "norm"])
@@ -130,9 +136,11 @@ def test_a_config_made_in_code_is_checked_too() -> None:
         (b'{"dim": 1, "dim": 2}', "dim: expected once, got twice"),
         (b"[" * 100_000, "nested too deeply"),
         (b"", "expected JSON, got a syntax error at line 1, column 1"),
-        (b"9" * 5000, "limit"),
+        (b"9" * 5000, "expected integers of at most 4,300 digits, got a longer one"),
+        (b'{"a\\n\\u001b[31m": 1, "a\\n\\u001b[31m": 2}', r"'a\n\x1b[31m': expected once, got twice"),
+        (b"{}" + b" " * 2**22, "expected at most 4,194,304 bytes of JSON, got 4,194,306"),
     ],
-    ids=["syntax", "array", "utf-8", "twice", "deep", "empty", "long"],
+    ids=["syntax", "array", "utf-8", "twice", "deep", "empty", "long", "odd", "large"],
 )
 def test_a_file_that_is_no_config_is_refused_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / CONFIG_FILE).write_bytes(content)

@@ -67,7 +67,8 @@ def source(tmp_path: Path) -> Source:
 def refusal(source: Path, layers: tuple[int | None, int | None] = (None, None)) -> str:
     with pytest.raises(ImportSourceError) as caught:
         read_huggingface(source, "m", layers)
-    assert "\n" not in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 700
     return str(caught.value)
 
 
@@ -143,6 +144,12 @@ def test_a_layer_that_does_not_exist_is_refused(source: Source, layers: tuple[in
         ({"model_type": ["bert"]}, "t5, vit, got ['bert']"),
         ({"model_type": "mixtral", "num_local_experts": 8}, "got a mixture of 8 experts ('mixtral'); supported are"),
         ({"num_experts": 64}, "num_experts: expected one feed-forward network a layer, got a mixture of 64 experts"),
+        ({"num_experts": 8.0}, "num_experts: expected one feed-forward network a layer, got a mixture of 8.0 experts"),
+        ({"num_experts": "8"}, "got a mixture of '8' experts"),
+        ({"num_experts": 10**4000}, "got a mixture of 1000"),
+        ({"model_type": "a" * 10**6}, "t5, vit, got 'aaaa"),
+        ({"model_type": "a\n\x1b[31m"}, r"t5, vit, got 'a\n\x1b[31m'"),
+        ({"quantization_config": {"load_in_4bit": True}}, "got a checkpoint quantised by "),
         ({"quantization_config": {"quant_method": "gptq"}}, "got a checkpoint quantised by 'gptq', which is not"),
         ({"model_type": "gemma3"}, "text_config: expected an object, got None"),
         ({"hidden_act": "quick_gelu"}, "hidden_act: expected one of gelu, gelu_python, gelu_accurate, gelu_fast,"),
@@ -215,11 +222,17 @@ def test_a_pickle_or_a_torn_file_in_place_of_safetensors_is_refused(source: Sour
     assert "pickles are not read" in refusal(directory)
 
 
-@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff", b"[" * 100_000, b"9" * 5000])
 def test_a_config_that_is_no_json_object_is_refused(source: Source, content: bytes) -> None:
     directory = source()
     (directory / "config.json").write_bytes(content)
     assert "config.json: expected " in refusal(directory)
+
+
+def test_a_field_that_comes_twice_is_refused(source: Source) -> None:
+    path = source() / "config.json"
+    path.write_text(path.read_text().replace("{", '{"hidden_size": 9, ', 1))
+    assert "config.json: hidden_size: expected once, got twice" in refusal(path.parent)
 
 
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -301,6 +314,18 @@ def test_a_shard_that_does_not_hold_what_it_should_is_named(
     assert sentence in refusal(shards(weight_map=weight_map))
 
 
+def test_a_tensor_that_the_index_has_twice_is_refused(shards: Callable[..., Path]) -> None:
+    path = shards() / "model.safetensors.index.json"
+    path.write_text(path.read_text().replace('"weight_map": {', f'"weight_map": {{"{UP}": "other.safetensors", '))
+    assert f"{UP}: expected once, got twice" in refusal(path.parent)
+
+
+def test_a_link_that_leads_nowhere_is_told(shards: Callable[..., Path]) -> None:
+    directory = shards()
+    (directory / "model.safetensors").symlink_to("gone")
+    assert "expected a file, got a link to gone, where there is none" in refusal(directory)
+
+
 @pytest.mark.parametrize("index", [[], {}, {"weight_map": []}, {"weight_map": {}}, "x"], ids=repr)
 def test_an_index_that_lists_no_shards_is_refused(shards: Callable[..., Path], index: object) -> None:
     assert "model.safetensors.index.json: " in refusal(shards(index))
@@ -327,6 +352,11 @@ def test_a_pipe_is_refused_and_not_waited_for(shards: Callable[..., Path], name:
     ("beside", "sentence"),
     [
         (f"{UP.removesuffix('.weight')}.qweight", "expected a tensor of this name, got model.layers.0.mlp.up_proj.qw"),
+        (
+            f"{UP.removesuffix('.weight')}.weight_scale",
+            "expected a weight and at most a bias, got model.layers",
+        ),
+        (f"{UP}.absmax", f"got {UP}.absmax as well; quantised checkpoints are not supported"),
         ("model.layers.0.mlp.up_proj.bias", "expected no such tensor, since the config makes this a module without a"),
     ],
 )

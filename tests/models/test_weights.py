@@ -1,5 +1,6 @@
 """model.safetensors: what is read, what is refused, and what each refusal says."""
 
+import json
 import os
 import pickle
 from collections.abc import Callable
@@ -118,6 +119,78 @@ def test_a_file_whose_length_reads_like_a_pickle_is_still_read(tiny: Configs, tm
 class Bomb:
     def __reduce__(self) -> tuple[object, ...]:
         return (pytest.fail, ("the pickle was run",))
+
+
+def write_raw(directory: Path, header: bytes, data: bytes = b"") -> None:
+    """Write what calls itself a safetensors file, its header as it is given."""
+    header += b" " * (-len(header) % 8)
+    (directory / WEIGHTS_FILE).write_bytes(len(header).to_bytes(8, "little") + header + data)
+
+
+def entry(start: int, end: int, *shape: int) -> dict[str, object]:
+    return {"dtype": "F32", "shape": list(shape), "data_offsets": [start, end]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"a": entry(0, 8, 2), "b": entry(4, 12, 2)},
+        {"a": entry(0, 2**62, 2**60)},
+        {"a": entry(-4, 4, 2)},
+        {"a": entry(0, 8, 2**40, 2**40)},
+        {"a": entry(0, 8, 3)},
+        {"a\n\x1b[31m": entry(4, 12, 2)},
+        {"a" * 10**6: entry(4, 12, 2)},
+    ],
+    ids=["overlapping", "oversized", "negative", "overflowing", "lying", "odd name", "long name"],
+)
+def test_a_header_that_lies_is_refused(tiny: Configs, tmp_path: Path, header: dict[str, object]) -> None:
+    write_raw(tmp_path, json.dumps(header).encode(), bytes(12))
+    sentence = refusal(tmp_path, tiny())
+    assert "foreign or cut short" in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 500
+
+
+@pytest.mark.parametrize("name", ["x\ny\x1b[31m", "x" * 10**6], ids=["odd", "long"])
+def test_a_foreign_name_leaves_the_sentence_one(tiny: Configs, tmp_path: Path, name: str) -> None:
+    weights.save(tmp_path, weights.seeded(tiny()) | {name: torch.zeros(1)})
+    sentence = refusal(tmp_path, tiny())
+    assert "the config has no place for this tensor" in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 500
+
+
+def test_a_tensor_that_the_header_has_twice_is_refused(tiny: Configs, tmp_path: Path) -> None:
+    one = json.dumps({"stem.bias": entry(0, 8, 2)})[1:-1]
+    write_raw(tmp_path, f"{{{one}, {one}}}".encode(), bytes(8))
+    assert "header: stem.bias: expected once, got twice" in refusal(tmp_path, tiny())
+
+
+def test_a_header_far_too_large_is_refused_before_it_is_read(
+    tiny: Configs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (tmp_path / WEIGHTS_FILE).open("wb") as file:
+        file.write((2**23 + 8).to_bytes(8, "little"))
+        file.truncate(2**24)
+    monkeypatch.setattr(weights, "safe_open", lambda *_: pytest.fail("it was opened"))
+    assert "expected a header of at most 8,388,608 bytes, got one of 8,388,616" in refusal(tmp_path, tiny())
+
+
+def test_the_largest_model_there_may_be_has_a_header_that_is_read(tiny: Configs) -> None:
+    config = tiny(depth=4096, kind="layer", position="both", bias=True, dim=1024, hidden=1024)
+    header = {name: entry(10**12, 10**12, *shape) for name, shape in config.shapes().items()}
+    assert len(json.dumps(header)) < weights.MAX_HEADER_BYTES
+
+
+def test_a_link_that_leads_nowhere_is_not_taken_for_a_model_without_weights(tiny: Configs, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS_FILE).symlink_to("gone.safetensors")
+    assert "expected a file, got a link to gone.safetensors, where there is none" in refusal(tmp_path, tiny())
+
+
+def test_a_safetensors_file_cut_short_is_not_called_a_pickle(tiny: Configs, tmp_path: Path) -> None:
+    (tmp_path / WEIGHTS_FILE).write_bytes((0x0280).to_bytes(8, "little") + b"{")
+    assert "foreign or cut short" in refusal(tmp_path, tiny())
 
 
 @pytest.mark.parametrize("kept", [0, 1, 7, 8, 100, -1])

@@ -1,5 +1,6 @@
 """A new model directory says what was asked for."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,14 @@ def test_a_model_is_not_replaced_unless_asked_for(tmp_path: Path, capsys: pytest
     assert "expected a directory without a model, got one with config.json" in refused(capsys, "new", out, *NEW)
     assert main(["new", out, *NEW, "--overwrite", "--seed", "1"]) == 0
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["config.json"]  # the old numbers are gone too
+
+
+def test_a_config_that_cannot_be_written_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: ModelConfig, directory: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(directory))
+
+    monkeypatch.setattr(ModelConfig, "save", full)
+    assert "No space left" in refused(capsys, "new", str(tmp_path / "a" / "b"), *NEW)
+    assert list(tmp_path.iterdir()) == []
