@@ -17,8 +17,8 @@ from models.fusion.linear import halves, pair_of
 from models.fusion.patterns import Pattern
 
 OWN_FORWARD = (
-    "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, or has a "
-    "hook on an inner layer: call eval(), and run it under torch.inference_mode()"
+    "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, traced by "
+    "torch.jit, or has a hook on an inner layer: call eval(), and run it under torch.inference_mode()"
 )
 OTHER_ARGUMENTS = (
     "a fused block runs its own forward where it is called with other arguments than its forward has parameters: pass "
@@ -33,7 +33,9 @@ class Fused(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute what the block's own forward does."""
-        fusion = self._fusion
+        fusion = self.__dict__.get("_fusion")
+        if fusion is None:  # kept by who replaced the object's forward, and called after `unfuse`
+            return type(self).forward(self, *args, **kwargs)
         inputs = args
         if kwargs:
             inputs = (*args, *(kwargs[it] for it in fusion.parameters[len(args) :] if it in kwargs))
@@ -71,10 +73,12 @@ class Fusion:
         for child in block._modules.values():
             if child is not None:
                 is_asked = is_asked or bool(child.training or child._forward_hooks or child._forward_pre_hooks)
+                is_asked = is_asked or "forward" in child.__dict__  # replaced on the object, as accelerate does
                 tensors += child._parameters.values()
         if torch.is_grad_enabled():
             is_asked = is_asked or any(it.requires_grad for it in tensors if isinstance(it, Tensor))
         is_asked = is_asked or torch.is_autocast_enabled(self.device_type)
+        is_asked = is_asked or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if is_asked:
             self.warn(OWN_FORWARD)
         return not is_asked
@@ -97,11 +101,11 @@ class Fusion:
         norm = self.pattern.norm and block._modules[self.pattern.norm]
         return norm(y) if norm else y
 
-    def _state(self, block: nn.Module) -> list[tuple[int, int]]:
+    def _state(self, block: nn.Module) -> list[tuple[int, int, type[nn.Module]]]:
         return [
-            (it.data_ptr(), 0 if it.is_inference() else it._version)
-            for name in self.pattern.linears
-            for it in cast("nn.Module", block._modules[name])._parameters.values()
+            (it.data_ptr(), 0 if it.is_inference() else it._version, type(layer))
+            for layer in (cast("nn.Module", block._modules[name]) for name in self.pattern.linears)
+            for it in layer._parameters.values()
             if it is not None
         ]
 

@@ -21,14 +21,16 @@ def fuse(module: nn.Module) -> FuseReport:
 
     On a CPU the activation, the gate and BERT's residual become oneDNN post-ops, on packed copies of the matrices; on a
     GPU they are Triton kernels on the weights as they are. Copies follow the weights: one that was changed in place, by
-    ``load_state_dict`` for one, is packed anew at the next call. (In a model that was made under ``inference_mode``,
-    PyTorch counts no changes in place, and they are not seen.)
+    ``load_state_dict`` for one, is packed anew at the next call. (PyTorch counts no changes in place that are made
+    through ``.data``, or to a model that was made under ``inference_mode``: on a CPU they are not seen before the model
+    is given back by `unfuse` and fused again.)
 
     Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
-    mode, autocast, a gradient that is asked for, a hook on an inner layer, a call with fewer or more arguments than the
-    forward has parameters), the block's own forward runs, with one warning a block. ``torch.compile`` takes fused
-    blocks as one operator each; where it traces a block of which one of these is so, it takes the block's own forward,
-    and no warning is given. A copy or a pickle of a fused model is one that is not fused.
+    mode, autocast, a gradient that is asked for, tracing by ``torch.jit``, a hook on an inner layer or a forward of its
+    own, a call with fewer or more arguments than the forward has parameters), the block's own forward runs, with one
+    warning a block. ``torch.compile`` takes fused blocks as one operator each; where it traces a block of which one of
+    these is so, it takes the block's own forward, and no warning is given. A copy or a pickle of a fused model is one
+    that is not fused.
 
     Args:
         module: on a CPU or a CUDA device, in float32, bfloat16 or float16, in ``eval()`` mode.

@@ -203,3 +203,95 @@ def test_a_call_with_more_arguments_runs_the_own_forward_and_warns_once() -> Non
         assert torch.equal(block(x, x), expected)
     with warnings.catch_warnings(action="error"):
         assert torch.equal(block(x, x), expected)
+
+
+class Doubled(nn.Linear):
+    """What an adapter may put in a linear layer's place, its weight being the old one."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  as PyTorch names it
+        return 2 * super().forward(input)
+
+
+def test_a_layer_that_is_replaced_is_refused_though_its_weight_stays(block: nn.Module) -> None:
+    fuse(block)
+    part = next(it for it in block.modules() if isinstance(it, Fused))
+    name, layer = next((name, it) for name, it in part.named_children() if isinstance(it, nn.Linear))
+    other = Doubled(layer.in_features, layer.out_features).eval().requires_grad_(False)
+    other.weight, other.bias = layer.weight, layer.bias
+    part.register_module(name, other)
+    with pytest.raises(BackendError, match=f"since {name} is Doubled, not torch.nn.Linear"):
+        block(rows())
+    unfuse(block)
+    assert block(rows()).shape == (ROWS, DIM)
+
+
+def test_a_layers_forward_that_is_replaced_on_the_object_runs() -> None:
+    block = made("LlamaMLP")
+    fuse(block)
+    layer = block.get_submodule("up_proj")
+    own = layer.forward
+    layer.forward = lambda x: 2 * own(x)
+    with pytest.warns(RuntimeWarning, match="has a hook on an inner layer"):
+        y = block(rows())
+    unfuse(block)
+    assert torch.equal(block(rows()), y)
+
+
+def test_a_forward_that_was_kept_still_works_after_the_block_is_given_back(block: nn.Module) -> None:
+    y = block(rows())
+    fuse(block)
+    part = next(it for it in block.modules() if isinstance(it, Fused))
+    kept = part.forward
+    part.forward = lambda *inputs: kept(*inputs)  # type: ignore[method-assign]
+    torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
+    unfuse(block)
+    assert torch.equal(block(rows()), y)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:DeprecationWarning")
+def test_a_trace_is_of_the_own_forward(block: nn.Module) -> None:
+    y = block(rows())
+    fuse(block)
+    with pytest.warns(RuntimeWarning, match=r"traced by torch\.jit"):
+        traced = torch.jit.trace(block, rows(), check_trace=False)  # type: ignore[no-untyped-call]
+    assert torch.equal(traced(rows()), y)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_export_holds_it_as_one_operator() -> None:
+    model = Residual(made("LlamaMLP")).eval()
+    y = model(rows())
+    fuse(model)
+    with torch.no_grad():
+        exported = torch.export.export(model, (rows(),))
+        assert [str(it.target) for it in exported.graph.nodes if "mlp" in str(it.target)] == [
+            "mlp.feed_forward.default"
+        ]
+        torch.testing.assert_close(exported.module()(rows()), y, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_that_blocks_share_stay_shared() -> None:
+    first, second = made("LlamaMLP"), made("LlamaMLP")
+    second.up_proj = first.up_proj
+    second.get_submodule("gate_proj").weight = first.get_submodule("gate_proj").weight
+    model = nn.Sequential(first, second, first)
+    own = model(rows())
+    assert [it.name for it in fuse(model).swapped] == ["0", "1"]
+    torch.testing.assert_close(model(rows()), own, rtol=1e-4, atol=1e-4)
+    first.get_submodule("up_proj").weight.mul_(1.5)  # type: ignore[operator]
+    changed = model(rows())
+    assert unfuse(model) == ("0", "1")
+    torch.testing.assert_close(changed, model(rows()), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_another_type_or_place_are_refused_and_not_converted() -> None:
+    block = made("LlamaMLP")
+    fuse(block)
+    with pytest.raises(TypeError, match=r"x must be torch\.float32 as the weight is, got torch\.bfloat16"):
+        block(rows(torch.bfloat16))
+    with pytest.raises(ValueError, match="x must be on the CPU, got meta"):
+        block(torch.empty(3, DIM, device="meta"))
+    block.to("meta")
+    with pytest.raises(BackendError, match="since its weights are on meta"):
+        block(torch.empty(3, DIM, device="meta"))
