@@ -1,5 +1,6 @@
 """What docs/operating.md and deploy/ say holds: limits, errors, metrics, commands, probes, the time a stop takes."""
 
+import copy
 import json
 import re
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -113,8 +115,79 @@ def curl(server: RunningServer, line: str) -> str:
     return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
+@pytest.mark.parametrize("kind", ["Deployment", "Service", "HorizontalPodAutoscaler"])
+def test_a_manifest_is_what_kubernetes_schema_asks_for(kind: str, version: str) -> None:
+    kubernetes_validate.validate(manifest(kind), version, strict=True)
+
+
+def test_every_manifest_is_held_to_a_schema() -> None:
+    assert {each["kind"] for each in MANIFESTS} == {
+        "Deployment",
+        "Service",
+        "HorizontalPodAutoscaler",
+        "ServingRuntime",
+    }
+
+
+def test_a_field_that_kubernetes_does_not_have_is_seen() -> None:
+    deployment = copy.deepcopy(manifest("Deployment"))
+    deployment["spec"]["template"]["spec"]["containers"][0]["livenessProbe"]["httpGet"]["route"] = "/"
+    with pytest.raises(kubernetes_validate.ValidationError, match="route"):
+        kubernetes_validate.validate(deployment, "1.25", strict=True)
+
+
+def test_the_runtimes_containers_are_what_kubernetes_schema_asks_for() -> None:
+    spec = {"containers": manifest("ServingRuntime")["spec"]["containers"]}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "runtime"}, "spec": spec}
+    kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
+@pytest.mark.slow
+def test_the_runtime_is_what_kserves_types_ask_for(tmp_path: Path) -> None:
+    runtime = ROOT / "deploy/kserve-runtime.yaml"
+    assert judged(runtime) == (0, [])
+    wrong = tmp_path / "wrong.yaml"
+    text = runtime.read_text().replace("protocolVersions: [v2]", "protocolVersion: [v2]")
+    wrong.write_text(text.replace("multiModel: false", "multiModel: no one").replace("  containers:", "  container:"))
+    status, said = judged(wrong)
+    assert status == 1
+    assert "V1alpha1ServingRuntime.spec.protocolVersion: V1alpha1ServingRuntimeSpec has no such field" in said
+    assert "V1alpha1ServingRuntime.spec.multiModel: expected bool, got 'no one'" in said
+    assert "V1alpha1ServingRuntime.spec: Invalid value for `containers`, must not be `None`" in said
+
+
+def judged(runtime: Path) -> tuple[int, list[str]]:
+    """The status, and the lines, of what holds a manifest to KServe's types."""
+    judge = [ROOT / ".judges/bin/python", ROOT / "tests/service/judges/kserve_manifest.py"]
+    done = subprocess.run([*judge, runtime, "V1alpha1ServingRuntime"], capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.returncode, done.stdout.split("\n")[:-1] if done.stdout.strip() else []
+
+
 @pytest.mark.parametrize("container", CONTAINERS, ids=("kubernetes", "kserve"))
-def test_a_manifests_ports_flags_and_variables_are_the_servers(container: Any) -> None:
+def test_a_manifests_probes_leave_time_and_its_limits_room(container: Any) -> None:
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["timeoutSeconds"] < container[probe]["periodSeconds"]
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 300  # a first start compiles, for minutes
+    wants, may = container["resources"]["requests"], container["resources"]["limits"]
+    assert int(wants["cpu"]) <= int(may["cpu"])
+    assert int(wants["memory"].removesuffix("Gi")) <= int(may["memory"].removesuffix("Gi"))
+
+
+def test_every_folder_that_is_mounted_has_a_volume_and_what_is_written_has_a_folder() -> None:
+    mounts = {each["name"]: each["mountPath"] for each in CONTAINERS[0]["volumeMounts"]}
+    assert set(mounts) == {each["name"] for each in POD["volumes"]}
+    assert CONTAINERS[0]["securityContext"]["readOnlyRootFilesystem"]
+    (cache,) = re.findall(r"MLP_CACHE_DIR=(\S+)", (ROOT / "Dockerfile").read_text())
+    assert set(mounts.values()) == {cache, "/tmp"}  # noqa: S108  the container's
+
+
+@pytest.mark.parametrize("container", CONTAINERS, ids=("kubernetes", "kserve"))
+def test_a_manifests_ports_flags_and_variables_are_the_servers(container: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in container.get("env", []):
+        monkeypatch.setenv(variable["name"], variable["value"])
     settings = load([*container["args"], "--model", "digits"])
     assert [port["containerPort"] for port in container["ports"]] == [settings.port]
     assert f"EXPOSE {settings.port}\n" in (ROOT / "Dockerfile").read_text()
@@ -156,6 +229,8 @@ def test_the_service_and_the_autoscaler_reach_the_deployment() -> None:
     assert service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
     assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in CONTAINERS[0]["ports"]}
     assert autoscaler["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert 1 <= autoscaler["minReplicas"] <= autoscaler["maxReplicas"]
+    assert "replicas" not in deployment["spec"]  # the autoscaler's to say
     (pods,) = [each["pods"] for each in autoscaler["metrics"] if each["type"] == "Pods"]
     assert pods["metric"]["name"] in {each.name for each in Metrics(("eager",), 1).collect() if each.type == "gauge"}
     assert int(pods["target"]["averageValue"]) == load([]).queue_rows() // 4
