@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -24,8 +24,14 @@ from loadtests.report.drawing import LIGHT, Chart, image
 from loadtests.report.points import Point, held, number, p50_ms, p99_ms, request_of
 from loadtests.report.summary import knee_ratio, knees_of, summary
 
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = tuple(ROOT / name for name in ("README.md", "docs/measurements.md", "docs/peers.md", "docs/protocol.md"))
+DOCUMENTS = tuple(
+    ROOT / name
+    for name in ("README.md", "docs/measurements.md", "docs/peers.md", "docs/protocol.md", "docs/settings.md")
+)
 RESULTS = ROOT / "docs/results"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 DIGEST = "Digest"  # the field of a PNG file
@@ -248,10 +254,26 @@ def settings() -> str:
 
     rows = ["| flag | default | what it does |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        default = field.default
-        shown = ",".join(default) if isinstance(default, tuple) else "unset" if default is None else str(default)
-        rows.append(f"| `--{name.replace('_', '-')}` | `{shown}` | {field.description} |")
+        rows.append(f"| `--{name.replace('_', '-')}` | `{default_of(field)}` | {field.description} |")
     return "\n".join(rows) + "\n"
+
+
+def setting_headings() -> str:
+    """Render the same, a heading for each, so that it can be linked to."""
+    from service.settings import ENV_PREFIX, Settings
+
+    parts = [
+        f"## `--{name.replace('_', '-')}`\n\n{str(field.description)[0].upper()}{str(field.description)[1:]}.\n\n"
+        f"`{ENV_PREFIX}{name.upper()}`; default `{default_of(field)}`.\n"
+        for name, field in Settings.model_fields.items()
+    ]
+    return "\n".join(parts)
+
+
+def default_of(field: "FieldInfo") -> str:
+    """Return a setting's default as it is written on a command line."""
+    default = field.default
+    return ",".join(default) if isinstance(default, tuple) else "unset" if default is None else str(default)
 
 
 def peers() -> str:
@@ -424,6 +446,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "batch_invariance": batch_invariance,
     "peers": peers,
     "protocol": protocol,
+    "setting_headings": setting_headings,
 }
 # Name to what draws docs/results/NAME.json, given the file's digest.
 PLOTS: dict[str, Callable[[str], bytes]] = {"compare": compare_plot}

@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import axe_core_python
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
@@ -16,6 +18,15 @@ NEEDS_CHROMIUM = pytest.mark.skipif(
     reason="there is no chromium and chromedriver on the path; on Debian: apt-get install chromium chromium-driver",
 )
 WAIT_S = 60  # what a page may take on a busy host; no test asserts on it
+
+# What people who use a keyboard or a screen reader would stumble over, as far as a program sees it.
+AXE = (Path(axe_core_python.__file__).parent / "axe.min.js").read_text(encoding="utf-8")
+RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice")
+FOUND = """
+const [rules, done] = arguments;
+axe.run(document, {runOnly: rules, resultTypes: ["violations"]}).then(({violations, passes}) => done(
+  [passes.length, violations.map(each => `${each.id}: ${each.help}: ${each.nodes.map(node => node.html).join(" ")}`)]));
+"""
 
 # The number of texts, and those whose contrast with the nearest background is below what WCAG 2.2, 1.4.3, asks for.
 FAINT = """
@@ -99,6 +110,14 @@ class Browser:
         """Wait until an expression is true in the page; return its value."""
         waiting = WebDriverWait(self.driver, WAIT_S, 0.05)
         return waiting.until(lambda _: self.evaluate(f"return {script}", *arguments), f"still waiting for {script}")
+
+    def violations(self) -> list[str]:
+        """Return what axe-core finds wrong with the page as it is now."""
+        self.driver.set_script_timeout(WAIT_S)
+        self.evaluate(AXE)
+        passed, found = self.driver.execute_async_script(FOUND, RULES)
+        assert passed > 20  # it did look
+        return list(found)
 
     def console(self) -> list[dict[str, Any]]:
         """Return what the console said since the last call."""

@@ -1,6 +1,8 @@
 """What the documents say holds: figures, settings, error codes, commands."""
 
+import importlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -18,7 +20,7 @@ from loadtests.report.charts import USES
 from loadtests.report.points import number
 from loadtests.report.summary import STEP, summary
 from service.errors import STATUS
-from service.settings import load
+from service.settings import Settings, load
 from tests.loadtests import made_evidence
 from tests.service.running_server import RunningServer
 
@@ -26,11 +28,14 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 BENCHMARKING = (ROOT / "docs/benchmarking.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
+ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
 
 
 def commands_of(text: str) -> list[str]:
     """The lines of the code blocks that name no language."""
-    return [line for code in re.findall(r"```\n(.*?)```", text, re.DOTALL) for line in code.splitlines()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+    return [line for language, code in blocks if not language for line in code.splitlines()]
 
 
 COMMANDS = commands_of(BENCHMARKING)
@@ -126,7 +131,8 @@ def test_every_error_code_stands_beside_its_status(code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", sorted(set(re.findall(r"(?:^|`)make ([a-z-]+)", README + BENCHMARKING + TUTORIAL, re.MULTILINE)))
+    "target",
+    sorted({name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}),
 )
 def test_every_make_target_that_is_named_is_there(target: str) -> None:
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
@@ -194,20 +200,34 @@ main = import_module(f"{program}.__main__")
 if program == "kernels":
     main._parser().parse_args(sys.argv[2:])
 else:
-    import_module(f"{program}.commands.{command}").run = lambda options: 0
+    module = main.module_name(command) if program == "models" else command
+    import_module(f"{program}.commands.{module}").run = lambda options: 0
     sys.exit(main.main(sys.argv[2:]))
 """
 
 
-@pytest.mark.parametrize("line", dict.fromkeys([*COMMANDS, *commands_of(TUTORIAL)]))
-def test_every_command_of_the_tutorial_and_the_benchmarking_page_is_one_that_is_there(
-    server: RunningServer, line: str
-) -> None:
+# The README's curl line is run above with the reply it shows; what docs/operating.md has, tests/test_operating.py runs.
+LINES = dict.fromkeys(
+    line
+    for page in PAGES
+    if page.name != "operating.md"
+    for line in commands_of(page.read_text())
+    if not line.startswith(("$ curl ", "    -d ", '{"outputs":'))
+)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_every_command_of_a_page_is_one_that_is_there(server: RunningServer, line: str) -> None:
     if line in ("make serve", "make setup-dev"):
         return  # that make has them is tested above
     if line.startswith("make "):
         (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
-        assert load(shlex.split(flags)).model == "out/mine"
+        load(shlex.split(flags))
+        return
+    if line.startswith("docker build "):
+        build, run = line.split(" && ")
+        image = build.split()[3]
+        assert load(shlex.split(run.partition(f" {image} ")[2])).model == "/models/mine"
         return
     if line.startswith("curl "):
         if shutil.which("curl") is None:
@@ -217,15 +237,91 @@ def test_every_command_of_the_tutorial_and_the_benchmarking_page_is_one_that_is_
         assert reply.get("labels", "0") == "0"
         assert reply.get("backend", reply.get("default")) == "fused"
         return
+    if line.startswith(".venv/bin/locust "):
+        locust = [sys.executable, "-m", *shlex.split(line.removeprefix(".venv/bin/"))]
+        locust = [server.url if word.startswith("http:") else word for word in locust] + ["-t", "1s"]
+        done = subprocess.run(locust, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
+        return
     python, dash, *arguments = shlex.split(line)
     assert (python, dash) == (".venv/bin/python", "-m")
     done = subprocess.run([sys.executable, "-c", PARSE, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize(
-    "document", sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")]), ids=lambda path: path.name
-)
+# A program that a sentence names, with its subcommand where it has one, and the flags that stand behind it.
+PROGRAM = re.compile(r"`(?:[A-Z_]+=\S+ )?(?:\.venv/bin/)?python (-m [\w.]+\w|tests/\S+\.py)([^`]*)`")
+NAMED: dict[tuple[str, ...], set[str]] = {}
+for page in [*PAGES, *sorted((ROOT / "examples").iterdir())]:
+    shown = page.read_text()
+    for program, rest in PROGRAM.findall(shown):
+        words = rest.partition(" -- ")[0].split()
+        inner = words[:1] if program in ("-m models", "-m kernels", "-m loadtests") else []
+        flags = {word for word in words if word.startswith("--") and word != "--help"}
+        if program != "-m examples.fuse_minilm":  # which tests/examples/test_fuse_minilm.py runs
+            NAMED.setdefault((*program.split(), *inner), set()).update(flags)
+
+
+def test_programs_are_found_where_they_are_named() -> None:
+    assert {("-m", "models", "bench"), ("-m", "service.profile"), ("tests/service/chaos/soak.py",)} <= set(NAMED)
+    assert "--seconds" in NAMED["tests/service/chaos/soak.py",]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", NAMED, ids=" ".join)
+def test_every_program_that_a_sentence_names_is_there_with_its_flags(program: tuple[str, ...]) -> None:
+    if program[1:] == ("docs.screenshots",):
+        importlib.import_module("docs.screenshots")  # it takes no flags, and starts at once
+        return
+    done = subprocess.run(
+        [sys.executable, *program, "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "."},
+    )
+    assert done.returncode == 0, done.stderr
+    assert {flag for flag in NAMED[program] if flag not in done.stdout} == set()
+
+
+@pytest.mark.slow
+def test_the_tutorials_commands_on_a_model_do_what_it_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from models.__main__ import main
+
+    monkeypatch.chdir(tmp_path)
+    small = {"768": "64", "3072": "96"}
+    for line in commands_of(TUTORIAL):
+        if " -m models " in line:
+            words = [small.get(word, word) for word in shlex.split(line)[3:]]
+            quick = ["--backends", "eager,fused", "--repetitions", "2"] if words[0] == "bench" else []
+            assert main(words + quick) == 0
+    told = capsys.readouterr().out
+    assert "eager / it" in told  # the ratio that the page tells to read
+    assert "products" in told
+
+
+def test_every_file_that_the_architecture_page_names_is_there() -> None:
+    named = set(re.findall(r"`((?:service|models|kernels|loadtests|docs|tests)/[\w./]+)`", ARCHITECTURE))
+    assert len(named) > 50
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_architecture_page_names_every_module_of_the_service() -> None:
+    modules = {f"service/{path.name}" for path in (ROOT / "service").glob("*.py")} - {"service/__init__.py"}
+    assert [name for name in sorted(modules) if name not in ARCHITECTURE] == []
+
+
+def test_every_setting_has_a_heading_with_its_variable_and_default() -> None:
+    page = (ROOT / "docs/settings.md").read_text()
+    headings = re.findall(r"^## `--([\w-]+)`$", page, re.MULTILINE)
+    assert [name.replace("-", "_") for name in headings] == list(Settings.model_fields)
+    for name in Settings.model_fields:
+        assert len(re.findall(rf"^`MLP_{name.upper()}`; default `.+`\.$", page, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("document", PAGES, ids=lambda path: path.name)
 def test_every_link_to_a_file_of_ours_finds_it(document: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text()):
         assert (document.parent / target).exists(), target
@@ -233,6 +329,23 @@ def test_every_link_to_a_file_of_ours_finds_it(document: Path) -> None:
 
 def test_every_document_is_named_in_the_readme() -> None:
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\]\(([^)]+)\)", README))
+
+
+LEAST = """
+import sys
+from loadtests.measuring.comparison import Plan
+users, seconds, warm_up_s, rounds, backends = sys.argv[1:]
+plan = Plan(1, [int(each) for each in users.split(",")], None, True, int(rounds), float(seconds), float(warm_up_s), 1)
+print(f"{plan.least_s(len(backends.split(','))) / 60:.1f}")
+"""
+
+
+def test_the_tutorial_tells_how_long_its_load_takes_at_the_least() -> None:
+    (line,) = [line for line in commands_of(TUTORIAL) if " loadtests compare " in line]
+    options = dict(re.findall(r"--([\w-]+) ([\w.,]+)", line))
+    chosen = [options[name] for name in ("users", "seconds", "warm-up-s", "rounds", "backends")]
+    done = subprocess.run([sys.executable, "-c", LEAST, *chosen], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert f"It takes {done.stdout.strip()} minutes at the least" in " ".join(TUTORIAL.split())
 
 
 def test_the_benchmarking_page_tells_the_size_of_its_model(tmp_path: Path) -> None:

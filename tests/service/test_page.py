@@ -416,6 +416,7 @@ def test_a_key_is_asked_for_and_goes_into_no_address(browser: Browser, locked: R
     browser.open(locked.url + "/")
     browser.wait("!document.getElementById('key').hidden")
     assert browser.evaluate("return document.activeElement.id") == "key-field"
+    assert browser.violations() == []
     assert "hostile" not in browser.evaluate("return document.documentElement.outerHTML")
     for given, is_right in (("wrong", False), (KEY, True)):
         press(browser, given, Keys.ENTER)
@@ -479,6 +480,7 @@ def test_it_fits_its_window_and_every_text_stands_out(
     browser: Browser, server: RunningServer, scheme: str, width: int
 ) -> None:
     opened(browser, server, scheme=scheme, width=width)
+    assert browser.violations() == []
     choose(browser, "backend", "*")
     send(browser)
     click(browser, "#profile-form button")
@@ -489,6 +491,25 @@ def test_it_fits_its_window_and_every_text_stands_out(
     count, faint = browser.evaluate(FAINT)
     assert count > 80
     assert faint == []
+    assert browser.violations() == []
+    click(browser, "input[value=random]")
+    browser.evaluate("document.getElementById('count').max = 5000")
+    fill(browser, "count", "1025")
+    click(browser, "#pause")
+    assert "too_large" in send(browser)
+    assert browser.violations() == []
+
+
+@NEEDS_CHROMIUM
+def test_what_a_screen_reader_would_stumble_over_is_seen(shown: Browser) -> None:
+    shown.evaluate(
+        "const [seed, picture] = [document.getElementById('seed'), document.createElement('img')];"
+        "document.querySelectorAll('label').forEach(each => each.replaceWith(...each.childNodes));"
+        "seed.removeAttribute('aria-label'); picture.src = 'data:,'; document.querySelector('main').append(picture)"
+    )
+    click(shown, "input[value=random]")
+    found = {each.partition(":")[0] for each in shown.violations()}
+    assert {"image-alt", "label"} <= found
 
 
 @NEEDS_CHROMIUM
