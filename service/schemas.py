@@ -284,7 +284,12 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
             return f"{where[:200]}: no such field here"
         case "model_type" | "model_attributes_type" | "dataclass_type":
             return f"expected a JSON object with {', '.join(model.model_fields)}, got {json_type(first['input'])}"
+        case "too_long" | "too_short":
+            sizes = first["ctx"]
+            bound = f"at most {sizes['max_length']}" if "max_length" in sizes else f"at least {sizes['min_length']}"
+            return f"{where}: expected {bound} of them, got {sizes['actual_length']}"
     reason = first["msg"].removeprefix("Value error, ").replace("Input should be", "expected")
+    reason = reason.replace("String should have", "expected")
     return f"{where}: {reason}, got {shortened(first['input'])}"
 
 

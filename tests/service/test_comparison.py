@@ -49,7 +49,9 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"inputs": [[1.0] * 63]}, 400, "rows of 64 numbers, got 63"),
     ({"inputs": ROWS, "backends": ["turbo"]}, 400, "expected one of eager, compiled, fused, got 'turbo'"),
     ({"inputs": ROWS, "backends": ["eager", "eager"]}, 400, "each at most once"),
-    ({"inputs": ROWS, "backends": []}, 400, "backends:"),
+    ({"inputs": ROWS, "backends": []}, 400, "backends: expected at least 1 of them, got 0"),
+    ({"inputs": ROWS, "backends": ["eager"] * 5000}, 400, "backends: expected at most 16 of them, got 5000"),
+    ({"inputs": ROWS, "id": "x" * 5000}, 400, "id: expected at most "),
     ({"inputs": ROWS, "backend": "eager"}, 400, "'backend': no such field"),
     ({"inputs": ROWS[:1] * 1025}, 413, "at most 1024 rows"),
 ]
