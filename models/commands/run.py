@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def read_rows(path: Path | None) -> "Tensor":
     """Read a .npy file, a JSON file, or JSON from stdin.
 
     Raises:
-        InputError: it holds something else than numbers in rows of one length.
+        InputError: it holds something else than numbers in rows of one length, or less than its head claims.
     """
     import torch
 
@@ -61,6 +62,7 @@ def read_rows(path: Path | None) -> "Tensor":
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:
         if data.startswith(b"\x93NUMPY"):
+            require_whole(name, data)
             values = np.load(io.BytesIO(data), allow_pickle=False)
         else:
             values = np.array(json.loads(data))
@@ -71,6 +73,24 @@ def read_rows(path: Path | None) -> "Tensor":
     if values.dtype.kind not in "fiu":
         raise InputError(f"{name}: expected numbers, got an array of {values.dtype}")
     return torch.from_numpy(values.astype(np.float64))
+
+
+def require_whole(name: str, data: bytes) -> None:
+    """Compare what the head of an .npy file claims with what comes behind it, before memory is taken for it.
+
+    Raises:
+        InputError: it claims more, or less.
+        ValueError: it has no head.
+    """
+    stream = io.BytesIO(data)
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    version = np.lib.format.read_magic(stream)
+    if version not in headers:
+        raise ValueError(version)
+    shape, _, dtype = headers[version](stream)
+    claimed, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
+    if not dtype.hasobject and claimed != there:
+        raise InputError(f"{name}: expected {claimed:,} bytes behind its head, as that claims, got {there:,}")
 
 
 def to_json(values: Any) -> str:

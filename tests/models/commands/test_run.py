@@ -85,6 +85,15 @@ def test_run_refuses_rows_that_are_none(
     assert sentence in refused(capsys, "run", "digits", "--input", str(tmp_path / "in"))
 
 
+@pytest.mark.parametrize("count", [10**12, 10**20, 1])
+def test_run_refuses_an_array_whose_head_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str], count: int) -> None:
+    with (tmp_path / "in.npy").open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (count,)})
+        file.write(bytes(16))
+    sentence = refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
+    assert f"expected {8 * count:,} bytes behind its head, as that claims, got 16" in sentence
+
+
 def test_run_never_reads_a_pickle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "in.npy", np.array([{}], dtype=object), allow_pickle=True)
     assert "expected an .npy array" in refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
