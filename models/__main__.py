@@ -1,5 +1,6 @@
 """The command line: ``python -m models COMMAND``; each command is a file in models/commands."""
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = import_module(f"models.commands.{module_name(name)}")
     module.add_arguments(parsers[name])
     options = parser.parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is escaped, as on stderr
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         module.run(options)
     except MLPError as error:

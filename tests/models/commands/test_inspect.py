@@ -1,6 +1,9 @@
 """What a model is, for people and as JSON."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +37,15 @@ def test_inspect_of_a_model_without_weights_says_where_they_come_from(
     main(["new", str(tmp_path / "m"), *NEW])
     assert main(["inspect", str(tmp_path / "m")]) == 0
     assert "none, seeded random numbers" in capsys.readouterr().out
+
+
+def test_what_cannot_be_shown_is_escaped(tmp_path: Path) -> None:
+    directory = tmp_path / os.fsdecode(b"\xff")
+    main(["new", str(directory), *NEW, "--name", "odd", "--out-features", "1"])
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"labels": ["\u00e4"]}))
+    command = [sys.executable, "-m", "models", "inspect", str(directory)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r'["\xe4"]' in done.stdout
