@@ -1,5 +1,6 @@
 """`python -m loadtests`: measurements of a running server, over HTTP alone."""
 
+import os
 import sys
 from importlib import import_module
 
@@ -25,6 +26,30 @@ def main(arguments: list[str]) -> int:
     Returns:
         Its status; with a line on stderr 2 where it could not be run, and 130 where it was interrupted.
     """
+    open_closed_streams()
+    interruption.handle()
+    try:
+        status = run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads what is printed; files are written by now
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except (OSError, LoadTestError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return 130
+    return status
+
+
+def run(arguments: list[str]) -> int:
+    """Parse the flags of a subcommand, and run it.
+
+    Raises:
+        LoadTestError, OSError: it could not be run.
+        SystemExit: the flags are none of its.
+    """
     parser = Parser(prog="python -m loadtests", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, dest="command")
     parsers = {  # flags in full: what leaves the key out of a document looks for `--key`
@@ -41,8 +66,7 @@ def main(arguments: list[str]) -> int:
         package = (error.name or "").partition(".")[0]
         if package == __package__:
             raise
-        print(f"error: {name} needs {package}, which is not installed; run `make setup-dev`", file=sys.stderr)
-        return 2
+        raise LoadTestError(f"{name} needs {package}, which is not installed; run `make setup-dev`") from error
     module.add_arguments(parsers[name])
     own, server = arguments[1:], []
     if "--" in own and parsers[name].get_default("service_flags") is not None:
@@ -51,15 +75,18 @@ def main(arguments: list[str]) -> int:
     options = parsers[name].parse_args(own)
     if server:
         options.service_flags = server
-    interruption.handle()
-    try:
-        return int(module.run(options))
-    except (OSError, LoadTestError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return 130
+    return int(module.run(options))
+
+
+def open_closed_streams() -> None:
+    """Open the null device where a standard stream is closed, lest a connection takes its place and is written to."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or open(1, "w")  # noqa: SIM115  until the end
+    sys.stderr = sys.stderr or open(2, "w")  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -12,11 +12,18 @@ from typing import Self
 
 from loadtests.errors import LoadTestError
 
-LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
+LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r", re.IGNORECASE)
+STATUS = re.compile(rb"HTTP/1\.[01] [1-5]\d\d[ \r]")
+HEAD_LIMIT = 1 << 16  # bytes
+BODY_LIMIT = 1 << 30
 
 
 class UnexpectedReplyError(LoadTestError):
     """The server answered another status than 200, or ended the connection."""
+
+
+class MalformedReplyError(UnexpectedReplyError):
+    """What the server sent is no HTTP reply with its length."""
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
@@ -32,6 +39,7 @@ class Connection:
     """A connection that sends one request at a time."""
 
     def __init__(self, host: str, port: int, timeout_s: float = 30.0) -> None:
+        self._timeout_s = timeout_s
         self._socket = socket.create_connection((host, port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -51,13 +59,17 @@ class Connection:
         """Send one request and return its whole reply: the head with its empty line, and the body.
 
         Raises:
+            MalformedReplyError: what came is no reply of HTTP, or does not say its length, or is longer than that.
             UnexpectedReplyError: the connection ended first.
-            OSError: it could not be sent or read; TimeoutError where the reply did not come in time.
+            OSError: it could not be sent or read; TimeoutError where the whole reply did not come in time.
         """
         self._socket.sendall(request)
         reply = self._socket.recv(1 << 16)
-        end = reply.find(b"\r\n\r\n")
+        end, limit_s = reply.find(b"\r\n\r\n"), None
         while end < 0:
+            if len(reply) > HEAD_LIMIT:
+                raise MalformedReplyError(f"expected an HTTP reply, got {len(reply)} bytes without the end of a head")
+            limit_s = self._limit_s(limit_s)
             data = self._socket.recv(1 << 16)
             if not data:
                 raise UnexpectedReplyError("the server closed the connection before its reply's head was whole")
@@ -65,17 +77,36 @@ class Connection:
             end = reply.find(b"\r\n\r\n")
         start = end + 4
         declared = LENGTH.search(reply, 0, end + 2)
-        left = start + (int(declared[1]) if declared else 0) - len(reply)
-        if left <= 0:
+        if declared is None or STATUS.match(reply) is None:
+            raise MalformedReplyError(f"expected an HTTP reply with its content-length, got {reply[:80]!r}")
+        left = start + int(declared[1]) - len(reply)
+        if left == 0:
             return reply[:start], reply[start:]
+        if left < 0 or left > BODY_LIMIT:
+            told = f"expected a body of {int(declared[1])} bytes, as its head says, "
+            raise MalformedReplyError(told + ("got more" if left < 0 else f"and at most {BODY_LIMIT}"))
         pieces = [reply[start:]]
         while left > 0:
-            data = self._socket.recv(left)
+            limit_s = self._limit_s(limit_s)
+            data = self._socket.recv(min(left, 1 << 20))
             if not data:
                 raise UnexpectedReplyError("the server closed the connection in mid-reply")
             pieces.append(data)
             left -= len(data)
         return reply[:start], b"".join(pieces)
+
+    def _limit_s(self, limit_s: float | None) -> float:
+        """Return until when the rest of a reply has to come, which the socket's own limit does not say.
+
+        Raises:
+            TimeoutError: that is past.
+        """
+        now_s = time.monotonic()
+        if limit_s is None:
+            return now_s + self._timeout_s
+        if now_s > limit_s:
+            raise TimeoutError(f"no whole reply within {self._timeout_s:g} s")
+        return limit_s
 
     def time_ns(self, request: bytes) -> int:
         """Send one request, read its whole reply, and return how long that took.
@@ -98,5 +129,5 @@ def status_of(head: bytes) -> int:
 
 def headers_of(head: bytes) -> dict[str, str]:
     """Return the headers of a reply's head, names in lower case."""
-    lines = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:-2])
-    return {name.lower(): value for name, _, value in lines}
+    lines = (line.partition(":") for line in head.decode("latin-1").split("\r\n")[1:-2])
+    return {name.lower(): value.strip() for name, _, value in lines}

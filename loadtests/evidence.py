@@ -4,28 +4,43 @@ A document holds what was measured: the runs, and the knees that the search foun
 derived from it, so that they can be derived again.
 """
 
+import contextlib
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from loadtests.errors import LoadTestError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from loadtests.errors import UNREADABLE, LoadTestError
+from loadtests.output import OutputError
 
 VERSION = 1
 DOCUMENT = "compare.json"  # what its file is called
+FORM = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)  # of every part of a document that is read
+EXPECTED = "{}: expected a document of `python -m loadtests compare`"
+Digits = Annotated[str, Field(pattern="^[0-9]{1,15}$")]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Whole = Annotated[int, Field(ge=1, le=10**12)]
+Amount = Annotated[float, Field(ge=0, le=1e12)]
+Signed = Annotated[float, Field(ge=-1e12, le=1e12)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
 UNSENT = "unsent"  # the code of what was due in an open loop and could not be sent
+OWN_CODES = frozenset({"connection", "no_answer", "bad_reply", UNSENT})  # the generator's, which no server may use
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
     """Milliseconds from the intended start of a request to its whole reply; of the requests answered with 200."""
 
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    p999: float
-    max: float
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
+    mean: Amount
+    p50: Amount
+    p90: Amount
+    p99: Amount
+    p999: Amount
+    max: Amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +52,13 @@ class Stages:
     rest: the network, the server's HTTP parser, and in an open loop how late the generator was.
     """
 
-    queue: float
-    batch: float
-    compute: float
-    encode: float
-    wire: float
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
+    queue: Amount
+    batch: Amount
+    compute: Amount
+    encode: Amount
+    wire: Signed
 
 
 STAGES = tuple(each.name for each in fields(Stages))
@@ -53,31 +70,34 @@ class Run:
     """One backend under one load in one round.
 
     Codes of `errors` that are the generator's own: `connection` (refused or ended before the reply), `no_answer` (none
-    in time), `bad_reply` (with 200, and not what was asked for), `unsent` (due in an open loop while as many as may be
-    were unanswered; the one code that is no part of `sent`).
+    in time), `bad_reply` (no reply of HTTP with its length, or with 200 and not what was asked for), `unsent` (due in
+    an open loop while as many as may be were unanswered; the one code that is no part of `sent`). An error that is not
+    in the server's form is told by its status, such as `http_502`.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
     backend: str
-    round: int
-    loop: str  # closed | open
-    users: int | None  # of a closed loop
-    rate_per_s: float | None  # offered by an open loop
-    seconds: float  # measured, the warm-up left out
-    sent: int
-    answered: int  # with 200
-    errors: dict[str, int]  # by code, as the server names it, and `connection`, `no_answer`, `bad_reply`, `unsent`
-    checked: int  # replies compared with the expected rows
-    wrong: int  # of those
-    answered_in_time: int  # with 200 within the objective
+    round: Count
+    loop: Literal["closed", "open"]
+    users: Whole | None  # of a closed loop
+    rate_per_s: Positive | None  # offered by an open loop
+    seconds: Positive  # measured, the warm-up left out
+    sent: Count
+    answered: Count  # with 200
+    errors: dict[str, Count]  # by code, as the server names it, and `connection`, `no_answer`, `bad_reply`, `unsent`
+    checked: Count  # replies compared with the expected rows
+    wrong: Count  # of those
+    answered_in_time: Count  # with 200 within the objective
     latency_ms: Latency | None  # None: nothing was answered
-    histogram: list[tuple[float, int]]  # upper bound in milliseconds, requests; log-spaced
+    histogram: list[tuple[Positive, Count]]  # upper bound in milliseconds, requests; log-spaced
     stages_ms: Stages | None
-    batch_rows: dict[str, int]  # rows computed at once, and the requests that were
-    first_ms: float | None  # the first request of the warm-up
-    server_cpu: float | None  # cores in use, by all of the server's processes; None: it runs elsewhere
-    server_gpu: float | None  # share of the time in use; None: there is none, or it cannot be read
-    generator_cpu: float  # share of one core in use by the busiest generator process
-    late_p99_ms: float | None  # how long after its intended start a request left, or was given up; of an open loop
+    batch_rows: dict[Digits, Count]  # rows computed at once, and the requests that were
+    first_ms: Amount | None  # the first request of the warm-up
+    server_cpu: Amount | None  # cores in use, by all of the server's processes; None: it runs elsewhere
+    server_gpu: Amount | None  # share of the time in use; None: there is none, or it cannot be read
+    generator_cpu: Amount  # share of one core in use by the busiest generator process
+    late_p99_ms: Amount | None  # how long after its intended start a request left, or was given up; of an open loop
     invalid: str | None  # why the run says nothing about the server; None: it does
 
     @property
@@ -104,24 +124,28 @@ class Knee:
     even the lowest rate held, or the generator ended first.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
     backend: str
-    rate_per_s: float | None
-    above_per_s: float | None
-    rounds_per_s: list[float]  # each round's own bound, for the spread
+    rate_per_s: Positive | None
+    above_per_s: Positive | None
+    rounds_per_s: list[Positive]  # each round's own bound, for the spread
     note: str | None  # why there is no figure
-    at_least_per_s: float | None = None  # held in the majority of rounds, where the search ended before it had a figure
+    at_least_per_s: Positive | None = None  # held in most rounds, where the search ended before it had a figure
 
 
 @dataclass(slots=True)
 class Evidence:
     """The whole of a comparison."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = FORM
+
     conditions: dict[str, Any]  # hardware, versions, commit, as conditions.py has them
     model: str
     backends: dict[str, str]  # name to implementation, in the order they were compared
-    rows: int  # in each request
+    rows: Whole  # in each request
     wire: str  # json | binary
-    objective_ms: float
+    objective_ms: Positive
     seed: int
     command: list[str]
     started: str  # ISO 8601, UTC
@@ -131,15 +155,28 @@ class Evidence:
     version: int = VERSION
 
     def write(self, path: Path) -> None:
-        """Write the document, whole or not at all."""
+        """Write the document, whole or not at all.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
         write(path, asdict(self))
 
 
 def write(path: Path, document: dict[str, Any]) -> None:
-    """Write a document as JSON, whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(document, indent=1) + "\n")
-    part.replace(path)
+    """Write a document as JSON, whole or not at all.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(json.dumps(document, indent=1) + "\n")
+        part.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise OutputError(f"{path}: expected a file that can be written: {error.strerror}") from error
 
 
 class EvidenceError(LoadTestError):
@@ -153,26 +190,28 @@ def read(path: Path) -> Evidence:
         EvidenceError: the file is not there, is no JSON, or is of another version or form.
     """
     try:
-        document = json.loads(path.read_text())
-        if document["version"] != VERSION:
-            raise EvidenceError(f"{path}: expected version {VERSION}, got {document['version']}; measure anew")
-        runs = [
-            Run(
-                **each
-                | {
-                    "latency_ms": each["latency_ms"] and Latency(**each["latency_ms"]),
-                    "stages_ms": each["stages_ms"] and Stages(**each["stages_ms"]),
-                    "histogram": [(upper, count) for upper, count in each["histogram"]],
-                }
-            )
-            for each in document["runs"]
-        ]
-        return Evidence(**document | {"runs": runs, "knees": [Knee(**each) for each in document["knees"]]})
+        if path.exists() and not path.is_file():
+            raise EvidenceError(f"{EXPECTED.format(path)}, got something else than a file")
+        text = path.read_text()
+        version = json.loads(text)["version"]
+        if version != VERSION:
+            raise EvidenceError(f"{path}: expected version {VERSION}, got {str(version)[:80]}; measure anew")
+        evidence = _ADAPTER.validate_json(text)
     except FileNotFoundError as error:
         raise EvidenceError(f"{path}: no such file") from error
     except KeyError as error:
-        raise EvidenceError(
-            f"{path}: expected a document of `python -m loadtests compare`, got one without the field {error}"
-        ) from error
-    except (OSError, ValueError, TypeError) as error:
-        raise EvidenceError(f"{path}: expected a document of `python -m loadtests compare`, got {error}") from error
+        raise EvidenceError(f"{EXPECTED.format(path)}, got one without the field {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise EvidenceError(f"{EXPECTED.format(path)}, got in the field {where}: {first['msg']}") from error
+    except (OSError, *UNREADABLE) as error:
+        raise EvidenceError(f"{EXPECTED.format(path)}, got {error}") from error
+    told = {run.backend for run in evidence.runs} | {knee.backend for knee in evidence.knees}
+    unnamed = sorted(told - evidence.backends.keys())
+    if unnamed or not evidence.backends:
+        raise EvidenceError(f"{path}: expected runs of the backends {list(evidence.backends)}, got one of {unnamed}")
+    return evidence
+
+
+_ADAPTER = TypeAdapter(Evidence)

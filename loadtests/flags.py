@@ -2,9 +2,22 @@
 
 import argparse
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
+
+MOST = 10**15
+MOST_CONNECTIONS = 1 << 16
+MOST_ROUNDS = 1000
+MOST_ROWS = 1 << 20
+DIGITS = 16
+MOST_NUMBER = 1e9
+SHORTEST_S = 0.01
+DAY_S = 86_400
+MOST_RATE = 1e6  # requests a second; far more than a process can send
+SHOWN = 80  # characters of what was given
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -24,22 +37,53 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
 
-def whole(text: str, least: int = 1) -> int:
-    """Parse a whole number of at least so much."""
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least {least}, got {text!r}")
-    return int(text)
+def whole(text: str, least: int = 1, most: int = MOST) -> int:
+    """Parse a whole number from one to another."""
+    number = int(text) if text.isascii() and text.isdecimal() and len(text) <= DIGITS else least - 1
+    if not least <= number <= most:
+        bounds = f"of at least {least}" if most == MOST else f"from {least} to {most}"
+        raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, got {text[:SHOWN]!r}")
+    return number
 
 
-def positive(text: str) -> float:
+def up_to(most: int) -> Callable[[str], int]:
+    """Return what parses a whole number from 1 to `most`."""
+    return partial(whole, most=most)
+
+
+def positive(text: str, most: float = MOST_NUMBER) -> float:
     """Parse a number above 0."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    if not 0 < number <= most:
+        bounds = f"above 0, and at most {most:g}" if number > 0 else "above 0"
+        raise argparse.ArgumentTypeError(f"expected a number {bounds}, got {text[:SHOWN]!r}")
     return number
+
+
+def seconds(text: str) -> float:
+    """Parse a time from a hundredth of a second to a day."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not SHORTEST_S <= number <= DAY_S:
+        raise argparse.ArgumentTypeError(f"expected seconds from {SHORTEST_S:g} to {DAY_S}, got {text[:SHOWN]!r}")
+    return number
+
+
+def rate(text: str) -> float:
+    """Parse requests a second."""
+    return positive(text, MOST_RATE)
+
+
+def path(text: str) -> Path:
+    """Parse a path; an empty one would be the working directory."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text[:SHOWN]!r}")
+    return Path(text)
 
 
 def share(text: str) -> float:

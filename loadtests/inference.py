@@ -5,6 +5,7 @@ https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/pro
 """
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +14,14 @@ from urllib.parse import quote
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.errors import LoadTestError
+from loadtests.errors import UNREADABLE, LoadTestError
+from loadtests.evidence import OWN_CODES
 
 WIRES = ("json", "binary")
 LENGTH_HEADER = "inference-header-content-length"
 STAGE_HEADERS = ("x-queue-us", "x-batch-us", "x-compute-us", "x-encode-us")
+CODE = re.compile("[a-z][a-z0-9_]{0,39}")
+MOST_DIGITS = 15  # of a number in a header
 SERVER_TIMES = {"QUEUE": "x-queue-us", "COMPUTE": "x-compute-us"}
 
 
@@ -86,10 +90,9 @@ def require_answered(request: Inference, headers: Mapping[str, str], body: bytes
         raise ReplyError(f"expected header x-backend: {request.backend or 'any'}, got {ran}")
     if not request.is_binary:
         return
-    length = headers.get(LENGTH_HEADER)
-    if length is None:
+    if LENGTH_HEADER not in headers:
         raise ReplyError(f"expected header {LENGTH_HEADER}, got a reply without it")
-    size, expected = len(body) - int(length), request.rows * request.width_out * 4
+    size, expected = len(body) - whole_header(headers, LENGTH_HEADER), request.rows * request.width_out * 4
     if size != expected:
         raise ReplyError(f"expected {expected} bytes of tensor after the reply's JSON, got {size}")
 
@@ -106,7 +109,7 @@ def outputs_of(request: Inference, headers: Mapping[str, str], body: bytes) -> N
             outputs = np.frombuffer(body, "<f4", offset=int(headers[LENGTH_HEADER])).astype(np.float32)
             return outputs.reshape(request.rows, request.width_out)
         outputs = np.asarray(json.loads(body)["outputs"], np.float32)
-    except (ValueError, KeyError, TypeError) as error:
+    except UNREADABLE as error:
         raise ReplyError(f"expected {request.rows} rows of {request.width_out} outputs, got {error}") from error
     if outputs.shape != (request.rows, request.width_out):
         raise ReplyError(f"expected {request.rows} rows of {request.width_out} outputs, got shape {outputs.shape}")
@@ -117,22 +120,23 @@ def server_times_ms(headers: Mapping[str, str]) -> dict[str, float]:
     """Return what the server says it spent on a request, in milliseconds: `QUEUE` waiting, `COMPUTE` computing.
 
     Raises:
-        ReplyError: a header is missing.
+        ReplyError: a header is missing, or holds something else.
     """
     missing = [header for header in SERVER_TIMES.values() if header not in headers]
     if missing:
         raise ReplyError(f"expected headers {', '.join(missing)}, got a reply without")
-    return {kind: float(headers[header]) / 1e3 for kind, header in SERVER_TIMES.items()}
+    return {kind: whole_header(headers, header) / 1e3 for kind, header in SERVER_TIMES.items()}
 
 
 def stages_of(headers: dict[str, str]) -> tuple[tuple[float, ...], str]:
     """Return the milliseconds of each stage that the server reports, and the rows it computed at once.
 
     Raises:
-        ReplyError: a header is missing.
+        ReplyError: a header is missing, or holds something else.
     """
     try:
-        return tuple(int(headers[name]) / 1e3 for name in STAGE_HEADERS), headers["x-batch-rows"]
+        stages = tuple(whole_header(headers, name) / 1e3 for name in STAGE_HEADERS)
+        return stages, str(whole_header(headers, "x-batch-rows"))
     except KeyError as error:
         needed = ", ".join((*STAGE_HEADERS, "x-batch-rows"))
         raise ReplyError(
@@ -140,10 +144,26 @@ def stages_of(headers: dict[str, str]) -> tuple[tuple[float, ...], str]:
         ) from error
 
 
-def code_of(body: bytes) -> str:
-    """Return the code of an error in the server's form, or `unknown_error`."""
+def whole_header(headers: Mapping[str, str], name: str) -> int:
+    """Return the whole number that a header holds.
+
+    Raises:
+        KeyError: it is missing.
+        ReplyError: it holds something else.
+    """
+    value = headers[name]
+    if not (value.isascii() and value.isdecimal() and len(value) <= MOST_DIGITS):
+        raise ReplyError(f"expected a whole number in header {name}, got {value[:80]!r}")
+    return int(value)
+
+
+def code_of(status: int, body: bytes) -> str:
+    """Return the code of an error in the server's form, or one that tells its status, such as `http_502`."""
     try:
         document: Any = json.loads(body)
-        return str(document["code"])
-    except (ValueError, KeyError, TypeError):
-        return "unknown_error"
+        code = document["code"]
+        if CODE.fullmatch(code) and code not in OWN_CODES:
+            return str(code)
+    except UNREADABLE:
+        pass
+    return f"http_{status}"

@@ -10,6 +10,7 @@ to `--users` of them within `--run-time`; `python -m loadtests scenario` holds t
 import logging
 import sys
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import numpy as np
 from locust import FastHttpUser, constant, events, tag, task
@@ -20,12 +21,14 @@ from locust.event import EventHook
 from locust.exception import StopUser
 from locust.runners import WorkerRunner
 
-from loadtests.errors import LoadTestError
+from loadtests.errors import UNREADABLE, LoadTestError
 from loadtests.flags import whole
 from loadtests.generator import shape
 from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.locust_statistics import refine
+from loadtests.generator.target import TargetError, address
 from loadtests.inference import WIRES, Inference, ReplyError, inference, outputs_of, require_answered, server_times_ms
+from loadtests.measuring.inspection import MOST_NUMBERS
 from loadtests.measuring.scenarios import SCENARIOS
 
 BACKENDS = ("default", "eager", "compiled", "fused")
@@ -151,7 +154,7 @@ def require_ok(response: Any) -> None:
     try:
         fault = response.json()
         raise ReplyError(f"{response.status_code} {fault['code']}: {fault['error']}")
-    except (ValueError, KeyError, TypeError):
+    except UNREADABLE:
         raise ReplyError(f"status {response.status_code}, and no error in the server's form") from None
 
 
@@ -184,6 +187,14 @@ def prepare(environment: Environment) -> dict[str | None, Inference]:
         raise SetupError("--host: expected the server's address, such as http://127.0.0.1:8000")
     if options.rows < 1:
         raise SetupError(f"--rows: expected a whole number of at least 1, got {options.rows}")
+    try:
+        address(environment.host)
+    except TargetError as error:
+        raise SetupError(str(error).replace("--url", "--host")) from error
+    if (options.num_users or 0) < 0:
+        raise SetupError(f"--users: expected a whole number of at least 0, got {options.num_users}")
+    if not (options.key.isascii() and options.key.isprintable()):
+        raise SetupError("--key: expected a key of printable ASCII characters, as a header carries them")
     session = FastHttpSession(environment.host, EventHook(), user=None)  # type: ignore[no-untyped-call]
     headers = {"accept-encoding": "identity"} | ({"x-api-key": options.key} if options.key else {})
 
@@ -194,8 +205,19 @@ def prepare(environment: Environment) -> dict[str | None, Inference]:
             raise SetupError(f"{environment.host}: {what}: {error}") from error
         return response
 
-    metadata = checked(f"--model {options.model}", session.get(f"/v2/models/{options.model}", headers=headers)).json()
-    width_in, width_out = (int(metadata[side][0]["shape"][-1]) for side in ("inputs", "outputs"))
+    reply = session.get(f"/v2/models/{quote(options.model, safe='')}", headers=headers)
+    metadata = checked(f"--model {options.model}", reply)
+    model = checked("/model", session.get("/model", headers=headers))
+    try:
+        width_in, width_out = (int(metadata.json()[side][0]["shape"][-1]) for side in ("inputs", "outputs"))
+        most_rows = int(model.json()["max_request_rows"])
+    except UNREADABLE as error:
+        raise SetupError(f"{environment.host}: expected this project's server, got other metadata: {error}") from error
+    if not 0 < min(width_in, width_out) <= max(width_in, width_out) <= MOST_NUMBERS:
+        told = f"{width_in} and {width_out}"
+        raise SetupError(f"{environment.host}: expected rows of 1 to {MOST_NUMBERS} numbers, got {told}")
+    if options.rows > most_rows:
+        raise SetupError(f"--rows {options.rows}: the server takes at most {most_rows} rows a request")
     rows = np.random.default_rng(0).uniform(-1, 1, (options.rows, width_in)).astype(np.float32)
     requests = {}
     for each in environment.user_classes:

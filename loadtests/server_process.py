@@ -57,14 +57,11 @@ class ServerProcess:
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
         self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, process_group=0)
         self.pid = self._process.pid
-        limit, told = time.monotonic() + START_LIMIT_S, shlex.join(self._command)
-        while not self._is_ready():
-            if self._process.poll() is not None:
-                raise ServerStartError(f"{told}: ended with {self._process.returncode} before it was ready")
-            if time.monotonic() > limit:
-                self.__exit__()
-                raise ServerStartError(f"{told}: not ready after {START_LIMIT_S:g} s")
-            time.sleep(0.05)
+        try:
+            self._wait()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,6 +81,16 @@ class ServerProcess:
         with contextlib.closing(connection):
             connection.request("GET", path)
             return json.loads(connection.getresponse().read())
+
+    def _wait(self) -> None:
+        assert self._process is not None  # noqa: S101  entered
+        limit, told = time.monotonic() + START_LIMIT_S, shlex.join(self._command)
+        while not self._is_ready():
+            if self._process.poll() is not None:
+                raise ServerStartError(f"{told}: ended with {self._process.returncode} before it was ready")
+            if time.monotonic() > limit:
+                raise ServerStartError(f"{told}: not ready after {START_LIMIT_S:g} s")
+            time.sleep(0.05)
 
     def _is_ready(self) -> bool:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)

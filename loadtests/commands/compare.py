@@ -1,17 +1,20 @@
 """`compare`: what each backend holds under load, end to end."""
 
 import argparse
+import shlex
 import sys
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import DOCUMENT, Evidence, Run
-from loadtests.flags import numbers, positive, whole
+from loadtests.flags import MOST_CONNECTIONS, MOST_ROUNDS, numbers, rate, up_to
 from loadtests.measuring import session
 from loadtests.measuring.comparison import Comparison, Plan
 from loadtests.measuring.expected import WrongAnswerError
 from loadtests.measuring.generator_watch import likely_cause
+from loadtests.output import OutputError, require_directory, sole_writer
 from loadtests.report.page import write_report
 from loadtests.report.terminal import lines
 
@@ -25,17 +28,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "any backend; 2 where nothing could be measured; 130 where it was interrupted."
     )
     session.add_arguments(parser)
-    parser.add_argument("--users", type=numbers(whole), default="1,4,16", help="of the closed loop, comma-separated")
+    parser.add_argument(
+        "--users",
+        type=numbers(up_to(MOST_CONNECTIONS)),
+        default="1,4,16",
+        help="of the closed loop, comma-separated",
+    )
     parser.add_argument(
         "--rates",
-        type=lambda text: None if text == "auto" else numbers(positive)(text),
+        type=lambda text: None if text == "auto" else numbers(rate)(text),
         default="auto",
         help="requests a second of the open loop, comma-separated; auto: shares of each backend's knee, and beyond it",
     )
     parser.add_argument(
         "--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds (default: --knee)"
     )
-    parser.add_argument("--rounds", type=whole, default=3, help="of each run")
+    parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="of each run")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         LoadTestError, OSError: nothing could be measured.
     """
-    session.require_directory(options.out)
+    require_directory("--out", options.out)
     path = options.out / DOCUMENT
     evidence: Evidence | None = None
 
@@ -54,41 +62,53 @@ def run(options: argparse.Namespace) -> int:
             evidence.write(path)
 
     status = 0
-    with session.session(options, keep) as ready:
-        session.make_directory(options.out)
-        evidence = Evidence(
-            conditions=conditions() | {"dtype": options.dtype, "processes": ready.generator.count},
-            model=ready.target.model,
-            backends=ready.backends,
-            rows=options.rows,
-            wire=options.wire,
-            objective_ms=options.objective_ms,
-            seed=options.seed,
-            command=recorded(sys.argv[1:]),
-            started=datetime.now(UTC).isoformat(timespec="seconds"),
-        )
-        plan = Plan(
-            rows=options.rows,
-            users=options.users,
-            rates_per_s=options.rates,
-            has_knee=options.knee,
-            rounds=options.rounds,
-            seconds=options.seconds,
-            warm_up_s=options.warm_up_s,
-            max_in_flight=options.max_in_flight,
-        )
-        print(f"this takes {plan.least_s(len(ready.backends)) / 60:.1f} minutes at the least", file=sys.stderr)
+    with ExitStack() as writing:
+        with session.session(options, keep, max(*options.users, options.max_in_flight)) as ready:
+            writing.enter_context(sole_writer("--out", options.out))
+            evidence = Evidence(
+                conditions=conditions() | {"dtype": options.dtype, "processes": ready.generator.count},
+                model=ready.target.model,
+                backends=ready.backends,
+                rows=options.rows,
+                wire=options.wire,
+                objective_ms=options.objective_ms,
+                seed=options.seed,
+                command=recorded(sys.argv[1:]),
+                started=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            plan = Plan(
+                rows=options.rows,
+                users=options.users,
+                rates_per_s=options.rates,
+                has_knee=options.knee,
+                rounds=options.rounds,
+                seconds=options.seconds,
+                warm_up_s=options.warm_up_s,
+                max_in_flight=options.max_in_flight,
+            )
+            print(f"this takes {plan.least_s(len(ready.backends)) / 60:.1f} minutes at the least", file=sys.stderr)
+            try:
+                Comparison(ready.measurement, evidence, plan).run()
+            except WrongAnswerError as error:
+                evidence.ended_early, status = str(error), WRONG
+            except (OSError, LoadTestError) as error:
+                evidence.ended_early, status = str(error), ENDED_EARLY
+            except KeyboardInterrupt:
+                evidence.ended_early, status = "interrupted", INTERRUPTED
+            evidence.write(path)
+            written = [path]
+            try:
+                written += ready.generator.write_statistics(options.out)
+            except OSError as error:
+                raise OutputError(f"{options.out}: {error}; what was measured is in {path}") from error
         try:
-            Comparison(ready.measurement, evidence, plan).run()
-        except WrongAnswerError as error:
-            evidence.ended_early, status = str(error), WRONG
-        except LoadTestError as error:
-            evidence.ended_early, status = str(error), ENDED_EARLY
+            written += write_report(evidence, options.out)
+        except OSError as error:
+            raise OutputError(f"{options.out}: {error}; what was measured is in {path}") from error
         except KeyboardInterrupt:
-            evidence.ended_early, status = "interrupted", INTERRUPTED
-        evidence.write(path)
-        written = [path, *ready.generator.write_statistics(options.out)]
-    written += write_report(evidence, options.out)
+            again = f"python -m loadtests report {shlex.quote(str(options.out))}"
+            print(f"error: interrupted; what was measured is in {path}, and `{again}` tells it", file=sys.stderr)
+            return INTERRUPTED
     print("\n".join(lines(evidence)))
     invalid = sum(each.invalid is not None for each in evidence.runs)
     if invalid:

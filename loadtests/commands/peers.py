@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from loadtests import evidence
 from loadtests.conditions import ROOT, conditions, recorded
-from loadtests.errors import LoadTestError
-from loadtests.flags import names, numbers, some_of, whole
+from loadtests.flags import DAY_S, MOST_CONNECTIONS, MOST_ROUNDS, MOST_ROWS, names, numbers, path, some_of, up_to
 from loadtests.inference import WIRES
+from loadtests.output import require_directory, require_file
 from loadtests.peers import wrk
 from loadtests.peers.comparison import PeerComparison, PeerPlan
 from loadtests.peers.servers import BACKEND, OURS, SERVERS, samples, threads
@@ -27,13 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wires", type=some_of(WIRES), default=",".join(WIRES), help="comma-separated")
     parser.add_argument(
-        "--connections", type=numbers(whole), default="1,8,32,128", help="of the closed loop, comma-separated"
+        "--connections",
+        type=numbers(up_to(MOST_CONNECTIONS)),
+        default="1,8,32,128",
+        help="of the closed loop, comma-separated",
     )
-    parser.add_argument("--rounds", type=whole, default=3, help="how often each server is started and loaded")
-    parser.add_argument("--seconds", type=whole, default=5, help="of each load, after a second of warm-up")
-    parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
-    parser.add_argument("--logs", type=Path, default=LOGS, help="directory for what servers wrote that failed")
-    parser.add_argument("--json", type=Path, required=True, help="file to write the result to")
+    parser.add_argument(
+        "--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each server is started and loaded"
+    )
+    parser.add_argument("--seconds", type=up_to(DAY_S), default=5, help="of each load, after a second of warm-up")
+    parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
+    parser.add_argument("--logs", type=path, default=LOGS, help="directory for what servers wrote that failed")
+    parser.add_argument("--json", type=path, required=True, help="file to write the result to")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
         seconds=options.seconds,
         rows=options.rows,
     )
-    if not options.json.parent.is_dir():
-        raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
+    require_file("--json", options.json)
+    require_directory("--logs", options.logs)
     generator = wrk.version()
     comparison = PeerComparison(plan, {model: samples(model, plan.rows) for model in plan.models}, options.logs)
     surroundings = conditions() | {

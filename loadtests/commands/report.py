@@ -1,16 +1,17 @@
 """`report`: the page and the charts of what a comparison left behind."""
 
 import argparse
-from pathlib import Path
 
-from loadtests.evidence import DOCUMENT, EvidenceError, read
+from loadtests.evidence import DOCUMENT, read
+from loadtests.flags import path
+from loadtests.output import require_directory
 from loadtests.report.page import write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
-    parser.add_argument("source", type=Path, metavar="DIR_OR_JSON", help=f"a document, or the directory of {DOCUMENT}")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to write; default: beside the document")
+    parser.add_argument("source", type=path, metavar="DIR_OR_JSON", help=f"a document, or the directory of {DOCUMENT}")
+    parser.add_argument("--out", type=path, metavar="DIR", help="where to write; default: beside the document")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -20,11 +21,9 @@ def run(options: argparse.Namespace) -> int:
         EvidenceError: there is no such document, or it has a run of a backend that it does not name.
         OSError: the directory cannot be made or written to.
     """
-    path = options.source / DOCUMENT if options.source.is_dir() else options.source
-    evidence = read(path)
-    unnamed = sorted({run.backend for run in evidence.runs} - evidence.backends.keys())
-    if unnamed or not evidence.backends:
-        raise EvidenceError(f"{path}: expected runs of the backends {list(evidence.backends)}, got one of {unnamed}")
-    page, *_ = write_report(evidence, options.out or path.parent)
+    document = options.source / DOCUMENT if options.source.is_dir() else options.source
+    evidence = read(document)
+    require_directory("--out" if options.out else "the report beside", options.out or document.parent)
+    page, *_ = write_report(evidence, options.out or document.parent)
     print(page)
     return 0

@@ -3,14 +3,13 @@
 import argparse
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from tqdm import tqdm
 
 from loadtests import evidence
 from loadtests.conditions import conditions, recorded
-from loadtests.errors import LoadTestError
-from loadtests.flags import whole
+from loadtests.flags import DAY_S, MOST_CONNECTIONS, MOST_ROUNDS, MOST_ROWS, path, up_to
+from loadtests.output import require_file
 from loadtests.peers import wrk
 from loadtests.saturation import WIRE, Saturation, SaturationPlan, measure, ways
 
@@ -18,11 +17,11 @@ from loadtests.saturation import WIRE, Saturation, SaturationPlan, measure, ways
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("model", nargs="?", default="geglu-768", help="a directory, or a name under models/zoo")
-    parser.add_argument("--rows", type=whole, default=16, help="rows in each request")
-    parser.add_argument("--connections", type=whole, default=32, help="of the closed loop")
-    parser.add_argument("--rounds", type=whole, default=3, help="how often each way is started and loaded")
-    parser.add_argument("--seconds", type=whole, default=10, help="of each load, after a second of warm-up")
-    parser.add_argument("--json", type=Path, required=True, help="file to write the result to")
+    parser.add_argument("--rows", type=up_to(MOST_ROWS), default=16, help="rows in each request")
+    parser.add_argument("--connections", type=up_to(MOST_CONNECTIONS), default=32, help="of the closed loop")
+    parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each way is started and loaded")
+    parser.add_argument("--seconds", type=up_to(DAY_S), default=10, help="of each load, after a second of warm-up")
+    parser.add_argument("--json", type=path, required=True, help="file to write the result to")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -32,8 +31,7 @@ def run(options: argparse.Namespace) -> int:
         LoadTestError, OSError: nothing could be measured or written.
     """
     plan = SaturationPlan(options.model, options.rows, options.connections, options.rounds, options.seconds)
-    if not options.json.parent.is_dir():
-        raise LoadTestError(f"--json {options.json}: there is no directory {options.json.parent}")
+    require_file("--json", options.json)
     surroundings = conditions() | {"wrk": wrk.version(), "wire": WIRE, "load": "closed loop, wrk on the server's cores"}
     command = recorded(sys.argv[1:])
     found = ways()

@@ -11,17 +11,17 @@ from loadtests import evidence
 from loadtests.conditions import conditions, recorded
 from loadtests.errors import LoadTestError
 from loadtests.evidence import Run
-from loadtests.flags import positive, share, whole
+from loadtests.flags import MOST_CONNECTIONS, positive, rate, share, up_to
 from loadtests.generator.load import Load
 from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.shape import ProfileShape
 from loadtests.measuring import session
-from loadtests.measuring.expected import WrongAnswerError
 from loadtests.measuring.generator_watch import likely_cause
 from loadtests.measuring.measurement import Measurement
 from loadtests.measuring.objective import Verdict, table
-from loadtests.measuring.overload import growth, overload, percentile
-from loadtests.measuring.scenarios import SCENARIOS, Scenario
+from loadtests.measuring.overload import SATURATING_USERS, growth, overload, percentile
+from loadtests.measuring.scenarios import MIXED_ROWS, SCENARIOS, Scenario
+from loadtests.output import OutputError, require_directory, sole_writer
 from loadtests.report.points import load_of, number
 
 DOCUMENT = "scenario.json"
@@ -35,8 +35,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(backends="fused,compiled,eager", seconds=None)
     parser.epilog = "The default of --seconds: " + ", ".join(f"{k} {v.seconds:g}" for k, v in SCENARIOS.items())
     load = parser.add_mutually_exclusive_group()
-    load.add_argument("--users", type=whole, default=16, help="at the peak, each sending without a pause")
-    load.add_argument("--rate", type=positive, help="requests a second at the peak, in an open loop instead")
+    load.add_argument(
+        "--users",
+        type=up_to(MOST_CONNECTIONS),
+        default=16,
+        help="at the peak, each sending without a pause",
+    )
+    load.add_argument("--rate", type=rate, help="requests a second at the peak, in an open loop instead")
     parser.add_argument("--max-errors", type=share, default=0.0, help="share of requests that may fail")
     parser.add_argument("--min-goodput", type=positive, help="requests a second within --objective-ms, at least")
     parser.add_argument("--max-memory-growth", type=share, default=0.1, help="of soak and overload, a share")
@@ -52,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         LoadTestError, OSError: it could not be run.
     """
-    session.require_directory(options.out)
+    require_directory("--out", options.out)
     scenario = SCENARIOS[options.name]
     seconds = options.seconds or scenario.seconds
     runs: list[Run] = []
@@ -70,8 +75,14 @@ def run(options: argparse.Namespace) -> int:
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     fault, verdicts = None, []
-    with session.session(options, runs.append) as ready:
-        session.make_directory(options.out)
+    most_times = max(MIXED_ROWS) if scenario.mixes_rows else 1
+    connections = options.max_in_flight if options.rate else options.users
+    if options.name == "overload":
+        connections = max(options.max_in_flight, *SATURATING_USERS)
+    with (
+        session.session(options, runs.append, connections, most_times) as ready,
+        sole_writer("--out", options.out),
+    ):
         document |= {"model": ready.target.model, "backends": ready.backends}
         kinds = scenario.kinds(list(ready.backends), options.rows)
         load = Load(
@@ -97,15 +108,18 @@ def run(options: argparse.Namespace) -> int:
                     shape = ProfileShape(PROFILES[scenario.profile], options.users, seconds, is_held=True)
                     ready.generator.environment.shape_class = shape
                 verdicts = load_verdicts(options, scenario, ready.measurement, ready.measurement.run(load))
-        except (WrongAnswerError, LoadTestError) as error:
+        except (OSError, LoadTestError) as error:
             fault, status = str(error), FAILED
         except KeyboardInterrupt:
             fault, status = "interrupted", INTERRUPTED
-        written = ready.generator.write_statistics(options.out)
-    document |= {"runs": [asdict(each) for each in runs], "verdicts": [asdict(each) for each in verdicts]}
-    document["ended_early"] = fault
-    path: Path = options.out / DOCUMENT
-    evidence.write(path, document)
+        document |= {"runs": [asdict(each) for each in runs], "verdicts": [asdict(each) for each in verdicts]}
+        document["ended_early"] = fault
+        path: Path = options.out / DOCUMENT
+        evidence.write(path, document)
+        try:
+            written = ready.generator.write_statistics(options.out)
+        except OSError as error:
+            raise OutputError(f"{options.out}: {error}; what was measured is in {path}") from error
     for file in (path, *written):
         print(file)
     if fault is not None:

@@ -10,6 +10,7 @@ from locust.env import Environment
 from loadtests.generator.closed_loop import ClosedLoopUser
 from loadtests.generator.load import Load
 from loadtests.generator.locust_statistics import refine
+from loadtests.generator.open_files import require_open_files
 from loadtests.generator.open_loop import send_arrivals
 from loadtests.generator.recorder import Recorder
 from loadtests.generator.sender import Sender
@@ -42,7 +43,12 @@ class Driver:
         environment.driver = self  # type: ignore[attr-defined]
 
     def drive(self, load: Load) -> list[Tally]:
-        """Send a load, or the part of it that is this process's; return what each kind of request came to."""
+        """Send a load, or the part of it that is this process's; return what each kind of request came to.
+
+        Raises:
+            LoadTestError: this process cannot make it.
+        """
+        require_open_files(load.connections)
         self.load = load
         self._payloads = [payloads(self._target, backend, rows) for backend, rows in load.kinds]
         self._random.seed(repr(load.seed))

@@ -21,6 +21,11 @@ class Load:
     profile: str = "steady"
     max_in_flight: int = 512
 
+    @property
+    def connections(self) -> int:
+        """The most that it has open at once."""
+        return self.max_in_flight if self.loop == "open" else self.users
+
     def share(self, index: int, processes: int) -> Self:
         """Return the part that one of several generator processes makes."""
         return replace(

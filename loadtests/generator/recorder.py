@@ -43,6 +43,7 @@ class Recorder:
             tally.lates_ms.append(outcome.late_ms)
         if code is not None:
             tally.errors[code] += 1
+            tally.bad_reply = tally.bad_reply or outcome.fault
             if outcome.head:
                 tally.refusals_ms.append(outcome.latency_ms)
             return

@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from loadtests.connection import Connection, UnexpectedReplyError, headers_of, status_of
+from loadtests.connection import Connection, MalformedReplyError, UnexpectedReplyError, headers_of, status_of
 from loadtests.generator.target import Payload, Target
 from loadtests.inference import ReplyError, code_of, require_answered, stages_of
 
@@ -22,6 +22,7 @@ class Outcome:
     body: bytes = b""
     stages_ms: tuple[float, ...] = ()
     batch_rows: str = ""
+    fault: str | None = None  # what is wrong with a reply that is none
 
 
 class Sender:
@@ -47,6 +48,8 @@ class Sender:
             head, body = connection.exchange(payload.request)
         except TimeoutError:
             return self._failed(connection, start_s, late_ms, "no_answer")
+        except MalformedReplyError as error:
+            return self._failed(connection, start_s, late_ms, "bad_reply", str(error))
         except (OSError, UnexpectedReplyError):
             return self._failed(connection, start_s, late_ms, "connection")
         except BaseException:  # the greenlet is killed: the reply will come and is nobody's
@@ -56,18 +59,18 @@ class Sender:
         now_s = time.perf_counter()
         outcome = Outcome(start_s, (now_s - start_s) * 1e3, late_ms, None, head, body)
         headers = headers_of(head)
-        if headers.get("connection") == "close":
+        if headers.get("connection", "").lower() == "close":
             connection.close()
         else:
             self._idle.append((connection, now_s))
         if status_of(head) != 200:
-            outcome.code = code_of(body)
+            outcome.code = code_of(status_of(head), body)
             return outcome
         try:
             require_answered(payload.inference, headers, body)
             outcome.stages_ms, outcome.batch_rows = stages_of(headers)
-        except ReplyError:
-            outcome.code = "bad_reply"
+        except ReplyError as error:
+            outcome.code, outcome.fault = "bad_reply", str(error)
         return outcome
 
     def _connection(self, now_s: float) -> Connection:
@@ -78,7 +81,9 @@ class Sender:
             connection.close()
         return self._target.connect()
 
-    def _failed(self, connection: Connection | None, start_s: float, late_ms: float, code: str) -> Outcome:
+    def _failed(
+        self, connection: Connection | None, start_s: float, late_ms: float, code: str, fault: str | None = None
+    ) -> Outcome:
         if connection is not None:
             connection.close()
-        return Outcome(start_s, (time.perf_counter() - start_s) * 1e3, late_ms, code)
+        return Outcome(start_s, (time.perf_counter() - start_s) * 1e3, late_ms, code, fault=fault)

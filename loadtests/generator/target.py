@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtests.connection import Connection, headers_of, post, status_of
+from loadtests.connection import Connection, UnexpectedReplyError, post, status_of
 from loadtests.errors import LoadTestError
 from loadtests.inference import Inference, inference
 
@@ -52,6 +52,22 @@ class Target:
         """
         return Connection(self.host, self.port, ANSWER_LIMIT_S)
 
+    @property
+    def url(self) -> str:
+        """The server's address."""
+        return url_of(self.host, self.port)
+
+    def ask(self, connection: Connection, request: bytes, what: str) -> tuple[bytes, bytes]:
+        """Return head and body of the reply to a request that is no part of a load; `what` says which.
+
+        Raises:
+            TargetError: there was none.
+        """
+        try:
+            return connection.exchange(request)
+        except (OSError, UnexpectedReplyError) as error:
+            raise TargetError(f"{self.url}: {what}: no reply: {error}") from error
+
     def message(self) -> dict[str, Any]:
         """Return it as locust's messages carry it."""
         return asdict(self)
@@ -70,12 +86,18 @@ def address(url: str) -> tuple[str, int]:
     """
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port or 80
+        host, port = parts.hostname, 80 if parts.port is None else parts.port
     except ValueError as error:
         raise TargetError(f"--url {url}: {error}") from error
-    if parts.scheme != "http" or not host or parts.path.strip("/"):
+    more = parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None
+    if parts.scheme != "http" or not host or not port or more or not (url.isascii() and url.isprintable()):
         raise TargetError(f"--url: expected the server's address, such as http://127.0.0.1:8000, got {url!r}")
     return host, port
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the address as it is written; one of IP version 6 stands in brackets."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def pool(target: Target) -> NDArray[np.float32]:
@@ -97,7 +119,7 @@ def payloads(target: Target, backend: str, rows: int) -> list[Payload]:
 def payload(target: Target, backend: str, picked: tuple[int, ...], wire: str, source: NDArray[np.float32]) -> Payload:
     """Return the request for some rows of the pool."""
     asked = inference(wire, target.model, source[list(picked)], target.width_out, backend, target.key)
-    return Payload(asked, post(asked.path, asked.body, asked.headers, f"{target.host}:{target.port}"), picked)
+    return Payload(asked, post(asked.path, asked.body, asked.headers, target.url.removeprefix("http://")), picked)
 
 
 def get(host: str, port: int, path: str, key: str = "") -> tuple[int, bytes]:
@@ -106,13 +128,12 @@ def get(host: str, port: int, path: str, key: str = "") -> tuple[int, bytes]:
     Raises:
         TargetError: there was no reply.
     """
-    head = f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\naccept-encoding: identity\r\n"
+    url = url_of(host, port)
+    head = f"GET {path} HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\naccept-encoding: identity\r\n"
     head += f"x-api-key: {key}\r\n" if key else ""
     try:
         with Connection(host, port, ANSWER_LIMIT_S) as connection:
             reply, body = connection.exchange(head.encode() + b"\r\n")
-            if headers_of(reply).get("transfer-encoding"):
-                raise TargetError(f"http://{host}:{port}{path}: expected a reply with its length, got one in chunks")
             return status_of(reply), body
-    except (OSError, ValueError) as error:
-        raise TargetError(f"http://{host}:{port}: expected a server, got no reply: {error}") from error
+    except (OSError, ValueError, UnexpectedReplyError) as error:
+        raise TargetError(f"{url}: expected a server, got no reply: {error}") from error

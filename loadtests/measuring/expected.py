@@ -58,17 +58,23 @@ def expected_rows(target: Target, dtype: str) -> Expected:
     """Ask `eager` for each row of the pool, one at a time.
 
     Raises:
-        TargetError: a row was not answered with 200.
+        TargetError: a row was not answered with 200, or with outputs that are not finite.
     """
     source, outputs = pool(target), []
     with target.connect() as connection:
         for row in range(POOL_ROWS):
             sent = payload(target, REFERENCE, (row,), "binary", source)
-            head, body = connection.exchange(sent.request)
+            head, body = target.ask(connection, sent.request, f"the expected rows, from backend {REFERENCE}")
             try:
                 if status_of(head) != 200:
-                    raise ReplyError(f"{status_of(head)} {code_of(body)}")
+                    raise ReplyError(f"{status_of(head)} {code_of(status_of(head), body)}")
                 outputs.append(outputs_of(sent.inference, headers_of(head), body)[0])
             except ReplyError as error:
                 raise TargetError(f"the expected rows, from backend {REFERENCE}: {error}") from error
-    return Expected(np.stack(outputs), dtype)
+    stacked = np.stack(outputs)
+    if not np.isfinite(stacked).all():
+        raise TargetError(
+            f"the expected rows, from backend {REFERENCE}: expected finite outputs, got NaN or infinity, with which "
+            "nothing can be compared; serve another model, or in another dtype"
+        )
+    return Expected(stacked, dtype)

@@ -1,53 +1,83 @@
 """What a server has, asked before it is loaded."""
 
 import json
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from loadtests.generator.target import Target, TargetError, get
+from loadtests.errors import UNREADABLE
+from loadtests.generator.target import Target, TargetError, get, url_of
+
+MOST_SAID = 300  # characters of what a server says
+MOST_NUMBERS = 1 << 24  # in a row of inputs or of outputs; 64 MiB
 
 
-def inspect(host: str, port: int, model: str | None, wire: str, seed: int, key: str) -> tuple[Target, dict[str, str]]:
-    """Return the server as a target, and its ready backends with what implements each.
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of the model that it has."""
+
+    name: str
+    dtype: str | None  # what it computes in; None: it does not say
+    most_rows: int | None  # of one request
+    device: str | None
+
+
+def inspect(
+    host: str, port: int, model: str | None, wire: str, seed: int, key: str, rows: int, dtype: str
+) -> tuple[Target, dict[str, str], str | None]:
+    """Return the server as a target, its ready backends with what implements each, and the device that it computes on.
 
     `model` None takes the one it has.
 
     Raises:
-        TargetError: it is not there, is not ready, or does not have the model.
+        TargetError: it is not there, is not ready, does not have the model, takes fewer than `rows` rows a request, or
+            computes in another dtype.
     """
-    url = f"http://{host}:{port}"
+    url = url_of(host, port)
     status, body = get(host, port, "/v2/health/ready")
     if status != 200:
         raise TargetError(
             f"{url}: expected a server that is ready, got {status} {said(body)}; wait for /v2/health/ready"
         )
-    served = served_name(host, port, key)
-    if model is None:
-        model = served
-    elif model != served:
-        raise TargetError(f"{url}: no model {model!r} here, this server has {served!r}; give the model: {served}")
-    metadata = document(host, port, f"/v2/models/{quote(model, safe='')}", key)
+    served = served_model(host, port, key)
+    if model is not None and model != served.name:
+        raise TargetError(
+            f"{url}: no model {model!r} here, this server has {served.name!r}; give the model: {served.name}"
+        )
+    if served.most_rows is not None and rows > served.most_rows:
+        raise TargetError(f"--rows {rows}: the server takes at most {served.most_rows} rows a request")
+    if served.dtype not in (None, dtype):
+        raise TargetError(f"--dtype {dtype}: the server computes in {served.dtype}")
+    metadata = document(host, port, f"/v2/models/{quote(served.name, safe='')}", key)
     state = document(host, port, "/backend", key)
     try:
         width_in, width_out = (int(metadata[side][0]["shape"][-1]) for side in ("inputs", "outputs"))
         ready = {
-            name: str(each["implementation"]) for name, each in state["backends"].items() if each["state"] == "ready"
+            str(name): str(each["implementation"])
+            for name, each in state["backends"].items()
+            if each["state"] == "ready"
         }
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise TargetError(f"{url}: expected this project's server, got metadata without {error}") from error
-    return Target(host, port, model, wire, width_in, width_out, seed, key), ready
+    except UNREADABLE as error:
+        raise TargetError(f"{url}: expected this project's server, got other metadata: {error}") from error
+    if not 0 < min(width_in, width_out) <= max(width_in, width_out) <= MOST_NUMBERS:
+        raise TargetError(f"{url}: expected rows of 1 to {MOST_NUMBERS} numbers, got {width_in} and {width_out}")
+    return Target(host, port, served.name, wire, width_in, width_out, seed, key), ready, served.device
 
 
-def served_name(host: str, port: int, key: str) -> str:
-    """Return the name of the model that a server has.
+def served_model(host: str, port: int, key: str) -> Served:
+    """Return what a server says of the model that it has.
 
     Raises:
         TargetError: it does not say.
     """
+    told = document(host, port, "/model", key)
     try:
-        return str(document(host, port, "/model", key)["name"])
-    except (KeyError, TypeError) as error:
-        raise TargetError(f"http://{host}:{port}/model: expected this project's server, got no name") from error
+        most_rows = told.get("max_request_rows")
+        return Served(
+            str(told["name"]), told.get("dtype"), None if most_rows is None else int(most_rows), told.get("device")
+        )
+    except UNREADABLE as error:
+        raise TargetError(f"{url_of(host, port)}/model: expected this project's server, got {error}") from error
 
 
 def chosen(wanted: list[str], ready: dict[str, str]) -> dict[str, str]:
@@ -70,17 +100,17 @@ def document(host: str, port: int, path: str, key: str) -> Any:
     """
     status, body = get(host, port, path, key)
     if status != 200:
-        raise TargetError(f"http://{host}:{port}{path}: {status} {said(body)}")
+        raise TargetError(f"{url_of(host, port)}{path}: {status} {said(body)}")
     try:
         return json.loads(body)
-    except ValueError as error:
-        raise TargetError(f"http://{host}:{port}{path}: expected JSON, got {body[:80]!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise TargetError(f"{url_of(host, port)}{path}: expected JSON, got {body[:80]!r}") from error
 
 
 def said(body: bytes) -> str:
     """Return an error of the server as code and sentence, or what else the body holds."""
     try:
         error = json.loads(body)
-        return f"{error['code']}: {error['error']}"
-    except (ValueError, KeyError, TypeError):
+        return f"{error['code']}: {error['error']}"[:MOST_SAID]
+    except UNREADABLE:
         return repr(body[:80])

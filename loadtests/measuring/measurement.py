@@ -11,7 +11,6 @@ from loadtests.evidence import SERVER_STAGES, Latency, Run, Stages
 from loadtests.generator.load import Load
 from loadtests.generator.processes import Generator
 from loadtests.generator.tally import Tally, total
-from loadtests.inference import STAGE_HEADERS
 from loadtests.measuring.expected import Expected
 from loadtests.measuring.generator_watch import fault_of, late_p99_ms
 from loadtests.measuring.server_watch import ServerWatch
@@ -33,6 +32,7 @@ class Measurement:
         objective_ms: float,
         server_pid: int | None,
         keep: Callable[[Run], None],
+        has_gpu: bool = True,
     ) -> None:
         """`keep` is given every run, those that end the measurement among them."""
         self.first_ms: dict[str, float] = {}  # of each backend's first request since the start, until its first run
@@ -43,6 +43,7 @@ class Measurement:
         self._objective_ms = objective_ms
         self._server_pid = server_pid
         self._keep = keep
+        self._has_gpu = has_gpu
 
     def run(self, load: Load, number: int = 0) -> Run:
         """Send a load, and check the replies that were kept.
@@ -51,7 +52,7 @@ class Measurement:
             WrongAnswerError: one of them is wrong.
             MeasurementError: the server answered nothing, or answers no longer.
         """
-        watch = ServerWatch(self._server_pid)
+        watch = ServerWatch(self._server_pid, self._has_gpu)
 
         def measured() -> None:
             sleep(load.warm_up_s)
@@ -84,11 +85,7 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
     if whole.fault is not None:
         return f"{what}: the server stopped answering: {whole.fault}"
     if whole.errors["bad_reply"]:
-        return (
-            f"{what}: {whole.errors['bad_reply']} replies with 200 were not what was asked for: another backend's, cut "
-            f"off, or without the headers {', '.join(STAGE_HEADERS)} and x-batch-rows, as a server of another version "
-            "answers"
-        )
+        return f"{what}: {whole.errors['bad_reply']} replies were not what was asked for; the first: {whole.bad_reply}"
     if load.loop != "open" and not whole.sent:
         return f"{what}: no reply came in the {load.seconds:g} s that were measured; give it more --seconds"
     if whole.sent and whole.errors["connection"] + whole.errors["no_answer"] == whole.sent:

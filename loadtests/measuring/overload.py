@@ -103,7 +103,7 @@ def recovery_s(target: Target, backend: str, rows: int, limit_ms: float) -> floa
     with target.connect() as connection:
         while time.monotonic() - began_s < RECOVERY_LIMIT_S:
             start_s = time.perf_counter()
-            head, _ = connection.exchange(sent.request)
+            head, _ = target.ask(connection, sent.request, "after the load")
             if status_of(head) == 200 and (time.perf_counter() - start_s) * 1e3 <= limit_ms:
                 return time.monotonic() - began_s
             time.sleep(0.01)

@@ -18,12 +18,13 @@ SAMPLE_EVERY_S = 0.25
 class ServerWatch:
     """A context manager; afterwards it tells what was used within it."""
 
-    def __init__(self, pid: int | None) -> None:
-        """`pid` is the server's first process; None where it runs on another host."""
+    def __init__(self, pid: int | None, has_gpu: bool = True) -> None:
+        """`pid` is the server's first process, None where it runs on another host; `has_gpu`: it computes on one."""
         self.cpu: float | None = None  # cores in use
         self.gpu: float | None = None  # share of the time
         self.memory: list[tuple[float, int]] = []  # seconds from the start, bytes resident
         self._root = None if pid is None else psutil.Process(pid)
+        self._has_gpu = has_gpu
         self._gpu_shares: list[float] = []
 
     def __enter__(self) -> Self:
@@ -65,31 +66,55 @@ class ServerWatch:
         return resident
 
     def _sample(self) -> None:
-        read_gpu = None if self._root is None else gpu_reader()
+        read_gpu = gpu_reader() if self._root is not None and self._has_gpu else None
         while True:
             if self._root is not None:
                 self.memory.append((time.monotonic() - self._began_s, self._resident()))
             if read_gpu is not None:
-                self._gpu_shares.append(gevent.get_hub().threadpool.apply(read_gpu))
+                share = gevent.get_hub().threadpool.apply(read_gpu)
+                if isinstance(share, float):
+                    self._gpu_shares.append(share)
+                else:
+                    print(f"GPU use is not watched any longer in this run: {share}", file=sys.stderr)
+                    self._gpu_shares, read_gpu = [], None
             gevent.sleep(SAMPLE_EVERY_S)
 
 
 @functools.cache
-def gpu_reader() -> Callable[[], float] | None:
-    """Return what reads the share of the time that the busiest GPU is in use.
+def gpu_reader() -> Callable[[], float | pynvml.NVMLError] | None:
+    """Return what reads the share of the time that the busiest GPU of this host is in use, by whatever process.
 
-    None where there is no NVIDIA GPU, and where none can be read, which is said on stderr, once a process.
+    It returns an error, which gevent's threads would print, where that cannot be read any longer.
+
+    None where there is no NVIDIA GPU, and where none can be read. Which cannot is said on stderr, once a process: a GPU
+    that is split by MIG tells no use.
+
+    Source: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetUtilizationRates.
     """
     try:
         pynvml.nvmlInit()
-        devices = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        for each in devices:
-            pynvml.nvmlDeviceGetUtilizationRates(each)
+        count = pynvml.nvmlDeviceGetCount()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return None
     except pynvml.NVMLError as error:
         print(f"GPU use is not watched: {error}", file=sys.stderr)
         return None
+    devices = []
+    for index in range(count):
+        try:
+            device = pynvml.nvmlDeviceGetHandleByIndex(index)
+            pynvml.nvmlDeviceGetUtilizationRates(device)
+        except pynvml.NVMLError as error:
+            print(f"the use of GPU {index} is not watched: {error}", file=sys.stderr)
+        else:
+            devices.append(device)
     if not devices:
         return None
-    return lambda: max(float(pynvml.nvmlDeviceGetUtilizationRates(each).gpu) for each in devices) / 100
+
+    def read() -> float | pynvml.NVMLError:
+        try:
+            return max(float(pynvml.nvmlDeviceGetUtilizationRates(each).gpu) for each in devices) / 100
+        except pynvml.NVMLError as error:
+            return error
+
+    return read

@@ -14,10 +14,11 @@ from pathlib import Path
 import psutil
 
 from loadtests.connection import headers_of, status_of
-from loadtests.errors import LoadTestError
+from loadtests.errors import UNREADABLE, LoadTestError
 from loadtests.evidence import Run
-from loadtests.flags import names, positive, whole
-from loadtests.generator.processes import Generator
+from loadtests.flags import MOST_CONNECTIONS, MOST_ROWS, names, path, positive, seconds, up_to, whole
+from loadtests.generator.open_files import require_open_files
+from loadtests.generator.processes import Generator, listening_address
 from loadtests.generator.target import Target, TargetError, address, payloads
 from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
 from loadtests.measuring.expected import REFERENCE, TOLERANCE, expected_rows
@@ -26,6 +27,9 @@ from loadtests.measuring.measurement import Measurement
 from loadtests.server_process import ROOT, ServerProcess
 
 MODEL = "digits"  # of a server that is started
+MOST_PROCESSES = 256
+MOST_PID = (1 << 22) - 1  # of Linux
+MOST_SEED = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,53 +56,35 @@ def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
         help=f"model directory, or a name under models/zoo (default: {MODEL}, or what --url's server has)",
     )
     parser.add_argument("--url", help="a running server that has the model; without it one is started and ended")
-    parser.add_argument("--server-pid", type=int, help="the process of --url's server, where it runs on this host")
+    parser.add_argument(
+        "--server-pid",
+        type=up_to(MOST_PID),
+        help="the process of --url's server, where it runs on this host",
+    )
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
     parser.add_argument("--backends", type=names, default="eager,compiled,fused", help="comma-separated")
-    parser.add_argument("--rows", type=whole, default=1, help="rows in each request")
+    parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
     parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
     parser.add_argument("--objective-ms", type=positive, default=50.0, help="what the p99 has to stay within")
-    parser.add_argument("--seconds", type=positive, default=5.0, help="measured in each run")
-    parser.add_argument("--warm-up-s", type=positive, default=1.0, help="of each run, before that")
-    parser.add_argument("--seed", type=partial(whole, least=0), default=0, help="of rows and arrivals")
-    parser.add_argument("--max-in-flight", type=whole, default=512, help="most unanswered requests of an open loop")
-    parser.add_argument("--processes", type=whole, default=1, help="that make load on this host")
+    parser.add_argument("--seconds", type=seconds, default=5.0, help="measured in each run")
+    parser.add_argument("--warm-up-s", type=seconds, default=1.0, help="of each run, before that")
+    parser.add_argument("--seed", type=partial(whole, least=0, most=MOST_SEED), default=0, help="of rows and arrivals")
+    parser.add_argument(
+        "--max-in-flight",
+        type=up_to(MOST_CONNECTIONS),
+        default=512,
+        help="most unanswered requests of an open loop",
+    )
+    parser.add_argument("--processes", type=up_to(MOST_PROCESSES), default=1, help="that make load on this host")
     parser.add_argument(
         "--remote-workers",
-        type=partial(whole, least=0),
+        type=partial(whole, least=0, most=MOST_PROCESSES),
         default=0,
         help="that make it elsewhere; they are waited for",
     )
-    parser.add_argument("--bind", default="127.0.0.1", help="address that remote workers connect to")
+    parser.add_argument("--bind", default="127.0.0.1", help="HOST or HOST:PORT that remote workers connect to")
     parser.add_argument("--key", default="", help="the server's key; better set as MLP_API_KEY")
-    parser.add_argument("--out", type=Path, required=True, help="directory to write to")
-
-
-def require_directory(path: Path) -> None:
-    """Find out whether the directory that is written to is there or can be made, without making it.
-
-    Raises:
-        LoadTestError: it cannot.
-    """
-    there = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        why = "cannot be written to" if there.is_dir() else "is no directory"
-        raise LoadTestError(f"--out {path}: expected a directory that can be written to: {there} {why}")
-
-
-def make_directory(path: Path) -> None:
-    """Make the directory that is written to, once nothing is left to refuse.
-
-    Raises:
-        LoadTestError: it cannot be made or written to.
-    """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        probe = path / ".writable"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise LoadTestError(f"--out {path}: expected a directory that can be written to: {error.strerror}") from error
+    parser.add_argument("--out", type=path, required=True, help="directory to write to")
 
 
 def served_name(model: str) -> str:
@@ -110,7 +96,7 @@ def served_name(model: str) -> str:
     directory = Path(model) if Path(model).is_dir() else ROOT / "models" / "zoo" / model
     try:
         return str(json.loads((directory / "config.json").read_text())["name"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise LoadTestError(f"expected a model directory, or a name under models/zoo, got {model!r}") from error
 
 
@@ -128,8 +114,12 @@ def name_at_url(model: str) -> str:
 
 
 @contextmanager
-def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterator[Session]:
+def session(
+    options: argparse.Namespace, keep: Callable[[Run], None], most_connections: int, most_times: int = 1
+) -> Iterator[Session]:
     """Start what is needed, try each backend once, and end it all afterwards.
+
+    Any load has at most so many connections, and any request at most so many times `--rows` rows.
 
     Raises:
         LoadTestError, OSError: something is not there, or does not answer as it has to.
@@ -142,6 +132,14 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
         )
     if options.remote_workers and options.url is None:
         raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
+    if options.max_in_flight < options.processes + options.remote_workers:
+        raise LoadTestError(f"--max-in-flight {options.max_in_flight}: expected at least one for each process")
+    listening_address(options.bind)
+    share = -(-most_connections // (options.processes + options.remote_workers))
+    require_open_files(share)
+    key = options.key or os.environ.get("MLP_API_KEY", "")
+    if not (key.isascii() and key.isprintable()):
+        raise LoadTestError("--key: expected a key of printable ASCII characters, as a header carries them")
     with ExitStack() as stack:
         if options.url is None:
             model, pid = served_name(options.model or MODEL), None
@@ -152,14 +150,15 @@ def session(options: argparse.Namespace, keep: Callable[[Run], None]) -> Iterato
         else:
             (host, port), pid = address(options.url), options.server_pid
             model = options.model and name_at_url(options.model)
-        key = options.key or os.environ.get("MLP_API_KEY", "")
-        target, ready = inspect(host, port, model, options.wire, options.seed, key)
+        target, ready, device = inspect(
+            host, port, model, options.wire, options.seed, key, options.rows * most_times, options.dtype
+        )
         wanted = chosen(options.backends, ready)
         chosen([REFERENCE], ready)  # the expected rows come from it
         first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}
         expected = expected_rows(target, options.dtype)
         generator = stack.enter_context(Generator(target, options.processes, options.remote_workers, options.bind))
-        measurement = Measurement(generator, expected, options.objective_ms, pid, keep)
+        measurement = Measurement(generator, expected, options.objective_ms, pid, keep, device != "cpu")
         measurement.first_ms |= first_ms
         yield Session(target, wanted, generator, measurement, pid)
 
@@ -173,7 +172,7 @@ def first_request_ms(target: Target, backend: str, rows: int) -> float:
     sent = payloads(target, backend, rows)[0]
     with target.connect() as connection:
         start_s = time.perf_counter()
-        head, body = connection.exchange(sent.request)
+        head, body = target.ask(connection, sent.request, f"backend {backend}")
         elapsed_ms = (time.perf_counter() - start_s) * 1e3
     if status_of(head) != 200:
         raise TargetError(f"backend {backend}, {rows} rows: {status_of(head)} {said(body)}")

@@ -191,7 +191,8 @@ def samples(model: str, rows: int) -> tuple[Sample, Sample]:
     command = [sys.executable, "-m", "loadtests.peers.programs.expected", model, str(rows)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise PeerError(f"--models {model}: {done.stderr.strip().splitlines()[-1]}")
+        last = done.stderr.strip().splitlines()[-1:] or [f"what makes its rows ended with {done.returncode}"]
+        raise PeerError(f"--models {model}: {last[0]}")
     told = json.loads(done.stdout)
     loaded, checked = (
         Sample(told["model"], np.asarray(each["inputs"], np.float32), np.asarray(each["outputs"], np.float32))

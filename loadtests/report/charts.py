@@ -69,7 +69,7 @@ USES = (
         "GPU use of the server",
         "share of the time, %",
         "% of the time",
-        "The share of the time in which the GPU ran something.",
+        "The share of the time in which the busiest GPU of the server's host ran something.",
         lambda run: None if run.server_gpu is None else 100 * run.server_gpu,
     ),
     Use(

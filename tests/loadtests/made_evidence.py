@@ -4,6 +4,7 @@ import math
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from loadtests.evidence import Evidence, Knee, Latency, Run, Stages
 
@@ -184,7 +185,7 @@ def _closed(name: str, round_: int, users: int, capacity_per_s: float) -> Run:
 def _run(
     backend: str,
     round_: int,
-    loop: str,
+    loop: Literal["closed", "open"],
     users: int | None,
     rate_per_s: float | None,
     sent: int,

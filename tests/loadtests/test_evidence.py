@@ -1,11 +1,14 @@
 """What a comparison leaves behind can be read again as it was."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from loadtests.evidence import Evidence, EvidenceError, Knee, Latency, Run, Stages, read
+from loadtests.output import OutputError
 
 
 def evidence() -> Evidence:
@@ -49,7 +52,7 @@ def test_rates_are_over_the_measured_seconds() -> None:
     assert (run.answered_per_s, run.goodput_per_s) == (95.0, 90.0)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 99}', '{"version": 1}', "[" * 100_000, "\0\0"])
 def test_another_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -63,3 +66,52 @@ def test_an_unknown_field_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": 1}))
     with pytest.raises(EvidenceError, match="extra"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "where"),
+    [
+        (("rows",), "<script>", "rows"),
+        (("objective_ms",), 0, "objective_ms"),
+        (("backends",), [], "backends"),
+        (("runs", 0, "seconds"), 0, "runs.0.seconds"),
+        (("runs", 0, "loop"), "shape", "runs.0.loop"),
+        (("runs", 0, "sent"), -1, "runs.0.sent"),
+        (("runs", 0, "sent"), 1.5, "runs.0.sent"),
+        (("runs", 0, "latency_ms", "p99"), float("nan"), "runs.0.latency_ms.p99"),
+        (("runs", 0, "latency_ms", "p99"), 1e308, "runs.0.latency_ms.p99"),
+        (("runs", 0, "errors"), {"a": None}, "runs.0.errors.a"),
+        (("runs", 0, "batch_rows"), {"many": 1}, "runs.0.batch_rows.many"),
+        (("runs", 0, "histogram"), [[1]], "runs.0.histogram.0"),
+        (("knees", 0, "rate_per_s"), 0, "knees.0.rate_per_s"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_field_that_holds_something_else_is_named(
+    tmp_path: Path, place: tuple[str | int, ...], value: object, where: str
+) -> None:
+    path = tmp_path / "compare.json"
+    evidence().write(path)
+    document: Any = json.loads(path.read_text())
+    inner = document
+    for part in place[:-1]:
+        inner = inner[part]
+    inner[place[-1]] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(EvidenceError, match=rf"compare\.json: expected .* got in the field {re.escape(where)}"):
+        read(path)
+
+
+def test_what_is_no_file_is_not_read() -> None:
+    with pytest.raises(EvidenceError, match=r"/dev/zero: expected .* got something else than a file"):
+        read(Path("/dev/zero"))
+
+
+def test_a_document_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "compare.json"
+    evidence().write(path)
+    before = path.read_text()
+    (tmp_path / "compare.json.part").mkdir()
+    with pytest.raises(OutputError, match=r"compare\.json: expected a file that can be written"):
+        evidence().write(path)
+    assert path.read_text() == before

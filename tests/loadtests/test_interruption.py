@@ -42,7 +42,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 
-@pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM"])
+@pytest.mark.parametrize("number", ["signal.SIGINT", "signal.SIGTERM", "signal.SIGHUP"])
 @pytest.mark.parametrize(
     "program",
     [
@@ -56,3 +56,32 @@ def test_an_interrupt_is_raised_in_the_main_greenlet_alone(program: str, number:
     done = run("import signal\n" + program.format(number=number))
     assert done.stdout == "caught\n"
     assert done.stderr == ""
+
+
+def test_of_several_in_quick_succession_the_first_one_counts() -> None:
+    done = run("""
+import os, signal
+from loadtests import interruption
+
+interruption.handle()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("written")
+""")
+    assert (done.stdout, done.stderr) == ("written\n", "")
+
+
+def test_a_terminal_s_end_that_is_ignored_stays_so() -> None:
+    done = run("""
+import os, signal
+from loadtests import interruption
+
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+interruption.handle()
+os.kill(os.getpid(), signal.SIGHUP)
+print("goes on")
+""")
+    assert (done.stdout, done.stderr) == ("goes on\n", "")

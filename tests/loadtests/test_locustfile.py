@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.loadtests.faulty_server import document, faulty_server, reply
 from tests.service.running_server import ROOT, RunningServer, free_port
 
 pytestmark = pytest.mark.slow  # real servers
@@ -136,7 +137,7 @@ def test_users_come_and_go_as_a_scenario_says(server: RunningServer) -> None:
         (("--model", "nope"), "--model nope: 404 not_found: no model 'nope' here; this server has 'digits'"),
         (("--tags", "nope"), "no class of users is left"),
         (("--rows", "0"), "--rows: expected a whole number of at least 1, got '0'"),
-        (("--rows", "2000", "Eager"), "users of Eager: 413 too_large"),
+        (("--rows", "2000", "Eager"), "--rows 2000: the server takes at most 1024 rows a request"),
         (("--wire", "carrier-pigeon"), "--wire: invalid choice: 'carrier-pigeon'"),
     ],
     ids=["model", "tags", "rows", "too many rows", "wire"],
@@ -155,6 +156,28 @@ def test_a_server_that_is_not_there_ends_the_run_with_one_line() -> None:
     done = run("--host", f"http://127.0.0.1:{free_port()}")
     assert done.returncode == 2
     assert done.stderr.count("no reply: ") == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "arguments", "message"),
+    [
+        ("/v2/models/m", document([]), (), "expected this project's server, got other metadata"),
+        ("/v2/models/m", reply(b"[" * 100_000), (), "expected this project's server, got other metadata"),
+        ("", b"", ("--rows", "1000000000"), "--rows 1000000000: the server takes at most 64 rows a request"),
+        ("", b"", ("--key", "a\nb"), "--key: expected a key of printable ASCII characters"),
+        ("", b"", ("--host", "http://127.0.0.1:99999"), "--host http://127.0.0.1:99999: Port out of range"),
+        ("", b"", ("--users", "-3"), "--users: expected a whole number of at least 0, got -3"),
+    ],
+    ids=["list", "deep", "rows", "key", "port", "users"],
+)
+def test_a_server_or_a_setting_that_is_none_ends_the_run_with_one_line(
+    path: str, sent: bytes, arguments: tuple[str, ...], message: str
+) -> None:
+    with faulty_server(lambda asked, _, right: sent if asked == path else right) as server:
+        done = run("--host", server.url, "--model", "m", "--backend", "fused", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.count(message) == 1, done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -77,7 +77,7 @@ def test_a_report_of_nothing_is_refused_in_a_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("overhead", "--requests", "5"), "--requests: expected a whole number of at least 100, got '5'"),
+        (("overhead", "--requests", "5"), "--requests: expected a whole number from 100 to 10000000, got '5'"),
         (("overhead", "--json", "/nowhere/at/all.json"), "--json /nowhere/at/all.json"),
         (("nothing",), "invalid choice: 'nothing'"),
     ],
@@ -87,3 +87,16 @@ def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments: tu
     done = run(*arguments)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_an_interrupt_while_a_command_is_loaded_is_one_line() -> None:
+    program = """
+import sys
+import loadtests.__main__ as it
+def interrupted(name):
+    raise KeyboardInterrupt
+it.import_module = interrupted
+sys.exit(it.main(["compare"]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")

@@ -193,10 +193,10 @@ def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: Runn
         (("nope",), "no model 'nope' here, this server has 'digits'; give the model: digits"),
         (("out/mien",), "out/mien: no such directory"),
         (("--", "--threads", "1"), "-- --threads 1: expected no flags of a server beside --url"),
-        (("--rows", "5000"), "backend eager, 5000 rows: 413 too_large"),
-        (("--server-pid", "99999999"), "--server-pid: there is no process 99999999"),
+        (("--rows", "5000"), "--rows 5000: the server takes at most 1024 rows a request"),
+        (("--server-pid", "4194303"), "--server-pid: there is no process 4194303"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
-        (("--users", "0"), "--users: expected a whole number of at least 1, got '0'"),
+        (("--users", "0"), "--users: expected a whole number from 1 to 65536, got '0'"),
     ],
     ids=["backend", "no backend", "model", "directory", "flags", "rows", "pid", "url", "users"],
 )
