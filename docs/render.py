@@ -70,24 +70,32 @@ def overhead() -> str:
 
 def saturation() -> str:
     """Render docs/results/saturation.json, which `python -m loadtests saturation --json` writes; say so without it."""
-    file = RESULTS / "saturation.json"
-    if not file.exists():
+    if not (RESULTS / "saturation.json").exists():
         return "Not measured yet.\n"
-    document: dict[str, Any] = json.loads(file.read_text())
+    return saturation_table(result("saturation"))
+
+
+def saturation_table(document: dict[str, Any]) -> str:
+    """Render what the server makes of a model, and how it was measured."""
     plan, conditions = document["plan"], document["conditions"]
     rows = ["| started with | rows a batch | served | the model alone | ratio (extremes) |", "|---|---|---|---|---|"]
     for each in document["saturation"]:
         served, alone, ratio = each["served_rows_per_s"], each["model_rows_per_s"], each["ratio"]
+        if ratio is None:
+            rows.append(f"| `{' '.join(each['flags'])}` | not measured | | | |")
+            continue
         rows.append(
             f"| `{' '.join(each['flags'])}` | {each['batch_rows']['median']:.0f} | {served['median']:.0f} rows/s "
             f"| {alone['median']:.0f} rows/s | {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f}) |"
         )
+    loads = max(len(each["rounds"]) for each in document["saturation"])
+    ended = f" ({document['ended_early']})" if document["ended_early"] else ""
     rows += [
         "",
         f"Model {plan['model']}, {plan['connections']} connections, {plan['rows']} rows a request, "
-        f"{conditions['wire']}; medians of {plan['rounds']} interleaved loads of {plan['seconds']} s; "
+        f"{conditions['wire']}; medians of {loads} interleaved loads of {plan['seconds']} s{ended}; "
         f"{conditions['processor']}, {conditions['cores']} cores, shared with wrk {conditions['wrk']}; "
-        f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}.",
+        f"{measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 

@@ -7,8 +7,8 @@ from functools import partial
 from loadtests import evidence
 from loadtests.conditions import conditions
 from loadtests.flags import path, whole
+from loadtests.measuring.overhead import measure
 from loadtests.output import require_file
-from loadtests.overhead import measure
 
 FEWEST_REQUESTS = 100  # a median of each of the rounds takes a few
 MOST_REQUESTS = 10_000_000

@@ -9,9 +9,9 @@ from tqdm import tqdm
 from loadtests import evidence
 from loadtests.conditions import conditions, recorded
 from loadtests.flags import DAY_S, MOST_CONNECTIONS, MOST_ROUNDS, MOST_ROWS, path, up_to
+from loadtests.measuring.saturation import WIRE, Saturation, SaturationPlan, measure, ways
 from loadtests.output import require_file
 from loadtests.peers import wrk
-from loadtests.saturation import WIRE, Saturation, SaturationPlan, measure, ways
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

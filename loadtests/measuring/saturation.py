@@ -1,10 +1,9 @@
 """What the server makes of a model at saturation: rows a second over HTTP, over those of the model alone.
 
-The model alone is `python -m models bench` of the same rows a batch, on all cores, before and after each load.
+The model alone is `python -m models bench` of the same rows a batch, on all cores, after each load.
 """
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -44,7 +43,8 @@ class SaturatedRound:
 
     served_rows_per_s: float
     batch_rows: float  # of the batch that a request was in, mean
-    model_rows_per_s: float  # of a batch of so many rows, mean of before and after
+    model_batch_rows: int  # the same, rounded
+    model_rows_per_s: float  # of such batches
 
     @property
     def ratio(self) -> float:
@@ -85,18 +85,14 @@ def measure(plan: SaturationPlan, found: Sequence[Saturation]) -> Iterator[None]
     """
     loaded, checked = (SERVERS[OURS].exchange(WIRE, each) for each in samples(plan.model, plan.rows))
     room = str(max(1024, 2 * plan.connections) * plan.rows)  # rows in the queue: no request is to be refused
-    batch_rows = plan.rows * plan.connections  # a first guess
     for _ in range(plan.rounds):
         for each in found:
-            before = model_rows_per_s(plan.model, batch_rows)
             flags = ("--model", plan.model, "--backends", BACKEND, "--max-queue-rows", room, *each.flags)
             with ServerProcess.service(*flags) as server:
                 result = under_load(server.port, plan.connections, plan.seconds, loaded, checked)
-                mean_rows = mean_batch_rows(server.port)
-            batch_rows = round(mean_rows)
-            after = model_rows_per_s(plan.model, batch_rows)
-            alone = statistics.fmean((before, after))
-            each.rounds.append(SaturatedRound(result.requests_per_s * plan.rows, mean_rows, alone))
+                batch_rows = mean_batch_rows(server.port)
+            alone = model_alone(plan.model, round(batch_rows))
+            each.rounds.append(SaturatedRound(result.requests_per_s * plan.rows, batch_rows, *alone))
             yield
 
 
@@ -119,8 +115,8 @@ def mean_batch_rows(port: int) -> float:
         raise LoadTestError(f"/metrics: expected mlp_batch_rows of backend {BACKEND}, got none") from error
 
 
-def model_rows_per_s(model: str, rows: int) -> float:
-    """Return what the model computes without a server, batches of `rows` one after the other.
+def model_alone(model: str, rows: int) -> tuple[int, float]:
+    """Compute batches of `rows` one after the other, without a server; return rows a batch and rows a second.
 
     Raises:
         LoadTestError: it cannot be measured.
@@ -133,8 +129,8 @@ def model_rows_per_s(model: str, rows: int) -> float:
         if done.returncode:
             raise LoadTestError(f"models bench {model}: {last_line(done.stderr.splitlines())}")
         document = json.loads(file.read_text())
-    (median_us,) = [each["median_us"] for each in document["bench"] if each["backend"] == BACKEND]
-    return float(rows / median_us * 1e6)
+    (measured,) = [each for each in document["bench"] if each["backend"] == BACKEND]
+    return measured["rows"], measured["rows"] / measured["median_us"] * 1e6
 
 
 def last_line(lines: Sequence[str]) -> str:
