@@ -150,7 +150,9 @@ class Memory:
         self._start_s = time.monotonic()
 
     def sample(self, server: RunningServer) -> None:
-        """Look at every process of a server."""
+        """Look at every process of a server, unless some worker is still loading, and growing for that."""
+        if not server.answers("/v2/health/ready", 200):
+            return
         at_s = round(time.monotonic() - self._start_s, 1)
         for pid in descendants(server.process.pid):
             name, held = title(pid).removeprefix(TITLE), resident_kib(pid)
