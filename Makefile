@@ -49,11 +49,11 @@ setup-dev: $(VENV)/dev.stamp  ## Set up .venv with what the tests, the checks an
 serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
 	@exec $(BIN)/python -m service $(ARGS)
 
-test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite; flags: make test ARGS="-k wire".
-	@exec $(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite, two files at a time; flags: make test ARGS="-k wire".
+	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 test-quick: $(VENV)/dev.stamp  ## Run what takes under a minute.
-	@exec $(BIN)/python -m pytest -m "not slow" $(ARGS)
+	@exec $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 	@$(BIN)/ruff check .

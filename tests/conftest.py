@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 import pytest
+from hypothesis import settings
 
 from tests.made_model import write_made_model
 from tests.service.running_server import RunningServer, Start
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 # Before any kernel is imported: without a GPU, Triton kernels run under its interpreter.
 if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+settings.register_profile("suite", deadline=None)  # a busy host is no fault
+settings.load_profile("suite")
 
 
 def starter(directory: Path) -> Iterator[Start]:

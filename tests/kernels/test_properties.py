@@ -21,7 +21,7 @@ dtypes, activations, seeds = st.sampled_from(DTYPES), st.sampled_from(list(ACTIV
 # of them where there are two products.
 layouts = st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 7))  # step of rows, columns before, and after
 
-few = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
 
 def laid_out(tensor: Tensor, layout: tuple[int, int, int]) -> Tensor:
