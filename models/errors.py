@@ -11,6 +11,7 @@
     │   ├── UnknownBackendError       no backend of that name exists
     │   └── BackendUnavailableError   the backend exists and cannot run here; it says why, and which ones can
     ├── OutOfMemoryError        the rows are more than the device's memory has room for
+    ├── DeviceLostError         the device fails every call of this process from now on; only a new process can use it
     └── InputError              the rows are at fault: their width, their dtype, their shape
 
 Each message is one sentence: what was expected, what came, what to do.
@@ -99,3 +100,20 @@ class OutOfMemoryError(MLPError):
 
     def __str__(self) -> str:
         return f"{self.device} has not enough free memory for {self.rows} rows at once; send fewer, or try again later"
+
+
+class DeviceLostError(MLPError):
+    """A fault on the device has ended this process's use of it; only a new process can use it again.
+
+    Args:
+        device: which one.
+        reason: what its last call failed with, in one sentence without a full stop.
+    """
+
+    def __init__(self, device: str, reason: str) -> None:
+        self.device = device
+        self.reason = reason
+        super().__init__(self.device, self.reason)
+
+    def __str__(self) -> str:
+        return f"{self.device} fails every call of this process from now on: {self.reason}; start a new process"

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from models.engine import Engine, sentence
-from models.errors import BackendError, InputError, OutOfMemoryError
+from models.errors import BackendError, DeviceLostError, InputError, OutOfMemoryError
 
 DEPTH = 3  # a batch copied in, one that computes, one copied out
 STAGING_BYTES = 512 << 20  # pinned memory is taken from what the whole host can page
@@ -40,7 +40,7 @@ class Event(Protocol):
     """A point in a stream; `torch.cuda.Event` is one."""
 
     def query(self) -> bool:
-        """Whether all work before it is done."""
+        """Whether all work before it is done; a device that failed raises, here as in `synchronize`."""
 
     def synchronize(self) -> None:
         """Wait until it is."""
@@ -134,13 +134,13 @@ class Passage:
 
     @property
     def is_computed(self) -> bool:
-        """Whether the device is free for another batch."""
-        return self.computed.query()
+        """Whether the device is free for another batch; also where it failed, which the next call on it meets."""
+        return _is_past(self.computed)
 
     @property
     def is_done(self) -> bool:
-        """Whether the result is there."""
-        return self.done.query()
+        """Whether `result` waits for nothing: the result is there, or the device failed."""
+        return _is_past(self.done)
 
     def result(self) -> Tensor:
         """Wait for the result: (rows, width_out), float32, on the host; it is valid until `release`.
@@ -165,6 +165,13 @@ class Passage:
         finally:
             self.outputs = None
             self._give_back(slot)
+
+
+def _is_past(event: Event) -> bool:
+    try:
+        return event.query()
+    except RuntimeError:
+        return True
 
 
 class Staging:
@@ -210,6 +217,26 @@ class Staging:
     def has_room(self) -> bool:
         """Whether buffers are free for another batch."""
         return bool(self._free)
+
+    def check(self, error: Exception) -> None:
+        """Ask the device whether it still works after an error; this waits for all of its work.
+
+        After a fault on the device, an illegal address say, every later call of the process fails as well: the error is
+        sticky. After a launch that was refused none does. The device is asked because no class of errors tells the two
+        apart: PyTorch raises `torch.AcceleratorError` for both, Triton and cuBLAS a bare RuntimeError.
+
+        Args:
+            error: what was met, other than memory that ran out.
+
+        Raises:
+            DeviceLostError: the device fails again.
+
+        Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, cudaErrorIllegalAddress.
+        """
+        try:
+            self._streams.synchronize()
+        except RuntimeError as again:
+            raise DeviceLostError(str(self._engine.device), sentence(again)) from error
 
     @torch.inference_mode()
     def submit(self, payloads: Sequence[bytes | bytearray | memoryview], rows: int, backend: str) -> Passage:

@@ -40,7 +40,9 @@ class Flights(Generic[Client]):
     ) -> None:
         """Land by `answer(batch, taken_ns, start_ns, took_ns, outputs)` or `fail(batch, taken_ns, error)`.
 
-        `outputs` is overwritten after the call. `fail` may begin parts of its batch anew.
+        `took_ns` is from the batch's submission, or the landing of the one before it, to its own landing: with both
+        copies and what the loop was busy with. `outputs` is overwritten after the call. `fail` may begin parts of its
+        batch anew.
         """
         self._staging = staging
         self._backends = backends
@@ -54,7 +56,7 @@ class Flights(Generic[Client]):
 
     @property
     def is_due(self) -> bool:
-        """Whether a result is there."""
+        """Whether there is a result, or a failure, to land."""
         return bool(self._in_air) and self._in_air[0].passage.is_done
 
     def may_begin(self, is_full: bool) -> bool:

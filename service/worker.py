@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from models.errors import OutOfMemoryError
+from models.errors import DeviceLostError, MLPError, OutOfMemoryError
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, first_line, message_of, without_paths
 from service.flights import Flights
@@ -96,13 +96,18 @@ class WorkerServer:
         self._flights = (
             Flights(staging, backends, self._answer, self._compute_in_parts) if staging is not None else None
         )
+        self._staging = staging
         self._profile = profile
         self._jobs: deque[ProfileJob] = deque()
         self._shadows: deque[Waiting[Client]] = deque()
         self._is_stopping = False
 
     def run(self) -> None:
-        """Serve until a signal or the parent's end, and then until the last API process has its answers."""
+        """Serve until a signal or the parent's end, and then until the last API process has its answers.
+
+        Raises:
+            DeviceLostError: as `turn`.
+        """
         wake_reader, wake_writer = socket.socketpair()
         wake_reader.setblocking(False)
         wake_writer.setblocking(False)
@@ -119,7 +124,11 @@ class WorkerServer:
         signal.set_wakeup_fd(-1)
 
     def turn(self) -> None:
-        """Take what has come, waiting for something if nothing waits, and compute one batch, profile one pass."""
+        """Take what has come, waiting for something if nothing waits, and compute one batch, profile one pass.
+
+        Raises:
+            DeviceLostError: nothing can be computed here any more; what is in flight stays unanswered.
+        """
         ready = self._wait()
         for key, events in ready:
             key.data(events)
@@ -247,6 +256,7 @@ class WorkerServer:
                 raise DeadlineExceededError("there was always something else to do")
             result = self._timed_run([shadow])
         except Exception as error:
+            self._check_device(error)
             self._send_error(shadow, error)
         else:
             self._send_results([shadow], now_ns, *result)
@@ -263,6 +273,7 @@ class WorkerServer:
             payload = orjson.dumps(end.value)
             self.listener.send(job.client, header(Kind.PROFILED, job.request_id, len(payload)) + payload)
         except Exception as error:
+            self._check_device(error)
             self._jobs.popleft()
             self._send_error(job, error)
 
@@ -282,6 +293,8 @@ class WorkerServer:
                 self._flights.begin(batch, taken_ns)
                 return
             result = self._timed_run(batch)
+        except DeviceLostError:
+            raise
         except Exception as error:
             self._compute_in_parts(batch, taken_ns, error)
         else:
@@ -289,6 +302,7 @@ class WorkerServer:
 
     def _compute_in_parts(self, batch: list[Waiting[Client]], taken_ns: int, error: Exception) -> None:
         """So that a request at fault fails alone, and that what is too much at once may still fit in parts."""
+        self._check_device(error)
         if len(batch) == 1:
             self._send_error(batch[0], error)
             return
@@ -296,6 +310,11 @@ class WorkerServer:
         size = -(-len(batch) // parts)
         for start in range(0, len(batch), size):
             self._compute(batch[start : start + size], taken_ns)
+
+    def _check_device(self, error: Exception) -> None:
+        """Raise DeviceLostError if `error` is the first of a device that fails every call from now on."""
+        if self._staging is not None and not isinstance(error, MLPError):
+            self._staging.check(error)
 
     def _answer(
         self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview

@@ -4,6 +4,7 @@ LitServe starts the process and restarts it; requests and results bypass its que
 the engine is warm, so a connection is the proof of readiness.
 """
 
+import logging
 import multiprocessing.util
 import os
 import signal
@@ -17,7 +18,7 @@ import orjson
 from litserve.loops.base import LitLoop
 from setproctitle import setproctitle
 
-from models.errors import MLPError
+from models.errors import DeviceLostError, MLPError
 from service import logs
 from service.errors import first_line
 from service.heap import freeze_heap
@@ -26,6 +27,8 @@ from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, unblock_signals
 from service.worker import Profiling, WorkerServer
 
+DEVICE_LOST = 1  # exit status of a worker whose device failed for good
+log = logging.getLogger(__name__)
 SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on stderr otherwise
 
 
@@ -120,7 +123,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         try:
             staging = staging_for(engine, plan.max_batch_rows)
         except MLPError as error:
-            fail(f"{error} with --max-batch-rows")
+            fail(f"{error}; --max-batch-rows sets how many rows a batch may have")
         hello = {
             "device": device,
             "dtype": plan.dtype,
@@ -129,8 +132,9 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
             "backends": {name: asdict(status) for name, status in engine.backends.items()},
         }
         freeze_heap()
+        exit_status = 0
         with listen(plan.socket(worker_id)) as listener:
-            WorkerServer(
+            server = WorkerServer(
                 listener,
                 lit_api.predict,
                 plan.backends,
@@ -140,11 +144,16 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 plan.hold_share,
                 lit_api.profile,
                 staging,
-            ).run()
+            )
+            try:
+                server.run()
+            except DeviceLostError as error:
+                log.error("worker %d ends, to be started anew: %s", worker_id, error)
+                exit_status = DEVICE_LOST
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(0)  # nothing is left to tidy, and torch takes seconds to do so
+        os._exit(exit_status)  # nothing is left to tidy, and torch takes seconds to do so
 
 
 def fail(message: str) -> None:

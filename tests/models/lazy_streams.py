@@ -17,27 +17,39 @@ class LazyEvent:
         self.is_passed = False
 
     def query(self) -> bool:
+        self._streams.require_intact()
         return self.is_passed
 
     def synchronize(self) -> None:
+        self._streams.require_intact()
         while not self.is_passed:
             self._streams.step()
+            self._streams.require_intact()
 
 
 class LazyStreams:
-    """See `models.staging.Streams`; buffers hold NaN until they are written."""
+    """See `models.staging.Streams`; buffers hold NaN until they are written.
+
+    Once `is_broken`, every call fails, as those of a CUDA context do after a fault on the device.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.random = random.Random(seed)
         self.log: list[str] = []
+        self.is_broken = False
         self._queues: dict[str, deque[tuple[Callable[[], object], list[Any], LazyEvent]]] = {
             name: deque() for name in ("in", "compute", "out")
         }
+
+    def require_intact(self) -> None:
+        if self.is_broken:
+            raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nSearch for the code.")
 
     def pinned(self, rows: int, width: int) -> Tensor:
         return torch.full((rows, width), float("nan"))
 
     def enqueue(self, stream: str, work: Callable[[], object], after: Sequence[Any] = ()) -> LazyEvent:
+        self.require_intact()
         event = LazyEvent(self)
         self._queues[stream].append((work, list(after), event))
         return event
@@ -57,5 +69,7 @@ class LazyStreams:
         event.is_passed = True
 
     def synchronize(self) -> None:
+        self.require_intact()
         while self.ready:
             self.step()
+            self.require_intact()

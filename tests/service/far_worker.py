@@ -15,8 +15,8 @@ from service.profile import NullTransport, connected
 from service.schemas import Rows
 from service.shared_state import SharedState
 from service.wire import Decoder, Frame, Kind
+from tests.service.exposition import value
 from tests.service.frames import packed
-from tests.service.test_metrics import value
 
 BACKENDS = ("eager", "compiled", "fused")
 MAX_QUEUE_ROWS = 40

@@ -8,7 +8,7 @@ from service.errors import BadRequestError
 from service.metrics import Metrics
 from service.schemas import BackendState
 from service.shared_state import SharedState
-from tests.service.test_metrics import value
+from tests.service.exposition import value
 
 BACKENDS = ("eager", "compiled", "fused")
 READY = BackendState(implementation="onednn", state="ready", reason=None)

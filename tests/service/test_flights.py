@@ -1,5 +1,6 @@
 """A worker's loop, turned by hand, whose batches go to a device that does nothing until it is made to."""
 
+import contextlib
 import random
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -13,13 +14,13 @@ from torch import Tensor
 from models import gpu
 from models.backends.eager import Eager
 from models.engine import Engine, load_engine
-from models.errors import OutOfMemoryError
-from models.staging import HostStreams, Passage, Staging, Streams
+from models.errors import DeviceLostError, OutOfMemoryError
+from models.staging import HostStreams, Staging, Streams
 from service.batcher import Waiting
 from service.flights import Flights
 from service.wire import Frame, Kind
 from tests.models.lazy_streams import LazyStreams
-from tests.service.test_worker import BACKENDS, HOUR_NS, Caller, infer, profile_frame
+from tests.service.caller import BACKENDS, HOUR_NS, Caller, infer, profile_frame
 
 MAX_ROWS = 4
 Connect = Callable[..., Caller]
@@ -169,40 +170,119 @@ def test_what_does_not_fit_beside_another_batch_is_tried_again_without_it(
     assert_answered(engine, frames)
 
 
-def test_a_device_that_fails_late_fails_the_request_at_fault_alone(
+def test_a_run_that_raises_fails_the_request_at_fault_alone(
     connect: Connect, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, result = Staging.submit, Passage.result
-    faulty: list[Passage] = []
+    call = Eager.__call__
+    refused: list[int] = []
 
-    def noting(ring: Staging, payloads: list[memoryview], rows: int, backend: str) -> Passage:
-        passage = submit(ring, payloads, rows, backend)
-        if any((np.frombuffer(payload, dtype=np.float32) == 3).any() for payload in payloads):
-            faulty.append(passage)
-        return passage
+    def refusing(backend: Eager, x: Tensor) -> Tensor:
+        if (x == 3).any():
+            refused.append(len(x))
+            raise torch.AcceleratorError("CUDA error: invalid configuration argument")
+        return call(backend, x)
 
-    def failing(passage: Passage) -> Tensor:
-        found = result(passage)
-        if passage in faulty:
-            raise RuntimeError("the device")
-        return found
-
-    monkeypatch.setattr(Staging, "submit", noting)
-    monkeypatch.setattr(Passage, "result", failing)
-    streams = LazyStreams()
-    caller = connect(streams)
-    caller.send(*(infer(number) for number in range(1, 5)))
-    frames: list[Frame] = []
-    while len(frames) < 4:
-        caller.turn()
-        streams.synchronize()
-        frames += caller.received()
+    caller = connect(HostStreams())
+    with monkeypatch.context() as patched:
+        patched.setattr(Eager, "__call__", refusing)
+        caller.send(*(infer(number) for number in range(1, 5)))
+        frames: list[Frame] = []
+        while len(frames) < 4:
+            caller.turn()
+            frames += caller.received()
     told = frames.pop([frame.request_id for frame in frames].index(3))
-    assert bytes(told.payload) == b"internal\nRuntimeError: the device"
-    assert [frame.request_id for frame in frames] == [1, 2, 4]
+    assert bytes(told.payload) == b"internal\nAcceleratorError: CUDA error: invalid configuration argument"
+    assert sorted(frame.request_id for frame in frames) == [1, 2, 4]
     assert_answered(engine, frames)
-    assert len(faulty) == 2  # together with the others, and alone
+    assert refused == [4, 1]  # together with the others, and alone
     assert len(caller.worker._flights._staging._free) == 3  # type: ignore[union-attr]
+
+
+def turn_until_told(caller: Caller) -> None:
+    while not caller.received():
+        caller.turn()
+
+
+LOST = "cpu fails every call of this process from now on: AcceleratorError: CUDA error: an illegal memory access"
+
+
+def broken_while_one_computes(streams: LazyStreams, caller: Caller) -> None:
+    caller.send(infer(1))
+    caller.turn()
+    streams.is_broken = True
+
+
+def broken_before_anything_is_handed_over(streams: LazyStreams, caller: Caller) -> None:
+    streams.is_broken = True
+    caller.send(infer(1), infer(2))
+
+
+def broken_by_what_a_full_ring_waits_for(streams: LazyStreams, caller: Caller) -> None:
+    for number in (1, 2, 3, 4):
+        caller.send(infer(number, rows=MAX_ROWS))
+        caller.turn()
+    step = streams.step
+
+    def breaking(stream: str | None = None) -> None:
+        step(stream)
+        streams.is_broken = True
+
+    streams.step = breaking  # type: ignore[method-assign]
+    streams.step()
+
+
+def broken_while_a_profile_waits(streams: LazyStreams, caller: Caller) -> None:
+    caller.send(profile_frame(1), infer(2))
+    step = streams.step
+
+    def breaking(stream: str | None = None) -> None:
+        step(stream)
+        streams.is_broken = True
+
+    streams.step = breaking  # type: ignore[method-assign]
+
+
+def broken_by_a_profile(streams: LazyStreams, caller: Caller) -> None:
+    caller.send(profile_frame(1, rows=0))
+
+
+def broken_before_a_shadow(streams: LazyStreams, caller: Caller) -> None:
+    streams.is_broken = True
+    caller.send(infer(1)._replace(kind=Kind.SHADOW))
+
+
+@pytest.mark.parametrize(
+    "break_device",
+    [
+        broken_while_one_computes,
+        broken_before_anything_is_handed_over,
+        broken_by_what_a_full_ring_waits_for,
+        broken_while_a_profile_waits,
+        broken_by_a_profile,
+        broken_before_a_shadow,
+    ],
+)
+def test_a_device_that_fails_for_good_ends_the_loop_and_answers_nobody_wrongly(
+    tmp_path: Path, engine: Engine, break_device: Callable[[LazyStreams, Caller], None]
+) -> None:
+    streams = LazyStreams()
+
+    def run(rows: Tensor, backend: str) -> Tensor:
+        streams.require_intact()
+        return engine.run(rows, backend)
+
+    def profile(rows: int, backend: str, trace: Path) -> Generator[None, None, dict[str, object]]:
+        streams.is_broken = streams.is_broken or rows == 0
+        streams.require_intact()
+        yield
+        return {}
+
+    ring = Staging(engine, MAX_ROWS, streams)
+    with contextlib.closing(Caller(tmp_path / "socket", run, MAX_ROWS, profile=profile, staging=ring)) as caller:
+        break_device(streams, caller)
+        with pytest.raises(DeviceLostError, match=LOST):
+            turn_until_told(caller)
+        assert caller.received() == []
 
 
 def test_a_profile_runs_while_nothing_is_in_the_air(connect: Connect, engine: Engine) -> None:

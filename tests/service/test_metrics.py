@@ -8,25 +8,13 @@ import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
 
 from service.errors import STATUS
 from service.metrics import SECONDS, Metrics
+from tests.service.exposition import samples, value
 from tests.service.running_server import ROOT, Start
 
 BACKENDS = ("eager", "fused")
-
-
-def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {
-        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-
-
-def value(text: str, name: str, **labels: str) -> float:
-    return samples(text).get((name, tuple(sorted(labels.items()))), 0.0)
 
 
 def scraped(metrics: Metrics) -> str:
@@ -50,7 +38,7 @@ def test_every_metric_is_there_before_anything_happened() -> None:
     } <= names
 
 
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 @given(seconds=st.lists(st.floats(0, 100), max_size=20))
 def test_a_histogram_counts_each_value_once_and_sums_it(seconds: list[float]) -> None:
     metrics = Metrics(BACKENDS, 1)

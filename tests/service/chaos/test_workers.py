@@ -1,5 +1,6 @@
 """Workers that die while they compute, several of them behind several HTTP processes, and workers that cannot start."""
 
+import functools
 import json
 import os
 import re
@@ -135,6 +136,37 @@ def test_workers_share_the_cores_out_by_default(several: RunningServer) -> None:
 
     (threads,) = re.findall(r"2 worker\(s\) of (\d+) thread", several.output)
     assert 1 <= 2 * int(threads) <= max(2, available_cores())
+
+
+class LostDeviceServer(RunningServer):
+    """A server whose device is lost when told."""
+
+    program = ("-m", "tests.service.chaos.lost_device_server")
+
+
+def test_a_device_that_is_lost_ends_its_worker_with_one_line_and_the_next_one_answers(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    order = tmp_path / "lose"
+    server = LostDeviceServer(
+        tmp_path / "log", "--model", str(tiny_model), "--backends", "eager,fused", LOSE=str(order)
+    ).wait_ready()
+    try:
+        first = server.pid_of("worker")
+        ask = functools.partial(httpx.post, server.url + "/predict", json={"inputs": [0.5] * 8}, timeout=60)
+        assert ask().status_code == 200
+        order.touch()
+        assert outcome(ask()) == "503 worker_lost"
+        server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+        server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+        assert not is_alive(first)
+        assert (ask().status_code, ask().headers["x-backend"]) == (200, "fused")  # nothing was taken out
+        (line,) = [line for line in server.output.splitlines() if "AcceleratorError" in line]
+        assert "worker 0 ends, to be started anew: cpu fails every call of this process from now on" in line
+        assert "Traceback" not in server.output
+        assert server.stop() == 0
+    finally:
+        server.end()
 
 
 def test_a_worker_that_dies_while_it_starts_ends_the_start_with_its_reason(
