@@ -299,7 +299,12 @@ class Inference:
         self, ticket: Ticket, operation: Operation, headers: Headers, request_id: bytes, started_ns: int
     ) -> None:
         """Give up a request whose caller has gone; the arguments are those of `start`, which gave the ticket."""
-        if ticket.abandon() and self.traces is not None:
+        if not ticket.abandon():
+            return
+        if is_request_logged():
+            total_us = (time.monotonic_ns() - started_ns) // 1000
+            log_request(request_id=request_id.decode("latin-1"), status="abandoned", total_us=total_us)
+        if self.traces is not None:
             self.traces.abandoned(operation.route, headers, request_id, started_ns)
 
     def refuse(

@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,18 @@ def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) 
     for name, body in (("a", good), ("b", bad)):
         httpx.post(server.url + "/predict", json=body, headers={"x-request-id": name})
     httpx.get(server.url + "/backend")
-    server.wait_until(lambda: len(objects(server)) == 2)
-    first, second = objects(server)
+    content = json.dumps(ROWS).encode()
+    whole = b"content-length: %d\r\nx-request-id: c\r\n\r\n%b" % (len(content), content)
+    chunked = b"transfer-encoding: chunked\r\nx-request-id: d\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
+    with server.stopped("worker"):
+        for rest in (whole, chunked):
+            seen = (server.accepted() + 1, server.metric("mlp_abandoned_total") + 1)
+            with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+                leaving.sendall(b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n" + rest)
+                server.wait_until(lambda seen=seen: server.accepted() == seen[0])  # type: ignore[misc]
+            server.wait_until(lambda seen=seen: server.metric("mlp_abandoned_total") == seen[1])  # type: ignore[misc]
+    server.wait_until(lambda: len(objects(server)) == 4)
+    first, second, *gone = objects(server)
     assert first | {"status": 200, "backend": "eager", "rows": 3, "batch_rows": 3, "request_id": "a"} == first
     assert {
         "time",
@@ -41,6 +52,8 @@ def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) 
         "total_us",
     } <= first.keys()
     assert second | {"status": 400, "code": "bad_request", "request_id": "b"} == second
+    assert [(line["request_id"], line["status"]) for line in gone] == [("c", "abandoned"), ("d", "abandoned")]
+    assert all(line["total_us"] > 0 for line in gone)
     assert server.stop() == 0
 
 
