@@ -13,34 +13,34 @@ from service.worker_process import EngineAPI
 
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
-STEADY_S = 10.0  # that a worker has to serve for its end to be none of a row
+STEADY_S = 10.0  # that a worker has to serve for its end to be none of a crash loop
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Row:
-    """How often one worker has ended early, time after time.
+class Backoff:
+    """The restart backoff of one worker: how far it is into a crash loop.
 
     Attributes:
-        starts: that came to nothing, since it was last warm.
-        ends: within `STEADY_S` of being warm, since it last served for longer.
+        failed_starts: since it was last warm.
+        early_ends: within `STEADY_S` of being warm, since it last served for longer.
     """
 
-    starts: int = 0
-    ends: int = 0
+    failed_starts: int = 0
+    early_ends: int = 0
 
     def wait_s(self, served_s: float | None) -> float:
-        """Count an end, and return how long the next start has to wait.
+        """Count an end, and return how long the next start has to wait, in seconds.
 
         `served_s` is how long it had been warm, None where it never was. The first end of one that was warm waits for
         nothing: the next may well hold.
         """
         if served_s is None:
-            self.starts += 1
+            self.failed_starts += 1
         else:
-            self.starts = 0
-            self.ends = self.ends + 1 if served_s < STEADY_S else 1
-        return delay_s(max(self.starts, self.ends - 1))
+            self.failed_starts = 0
+            self.early_ends = self.early_ends + 1 if served_s < STEADY_S else 1
+        return delay_s(max(self.failed_starts, self.early_ends - 1))
 
 
 class Host(ls.LitServer):  # type: ignore[misc]
@@ -49,7 +49,7 @@ class Host(ls.LitServer):  # type: ignore[misc]
     def __init__(self, api: EngineAPI, **arguments: object) -> None:
         """Take what LitServe takes, with `api` as the only one."""
         super().__init__(api, **arguments)
-        self._rows: dict[int, Row] = {}  # of the workers that have been warm
+        self._backoffs: dict[int, Backoff] = {}  # of the workers that have been warm
         self._due_s: dict[int, float] = {}
 
     def launch_inference_worker(self, lit_api: EngineAPI) -> list[BaseProcess]:
@@ -70,11 +70,11 @@ class Host(ls.LitServer):  # type: ignore[misc]
             if path.exists():  # it listened, so it was warm
                 served_s = time.time() - path.stat().st_mtime
                 path.unlink()
-                self._rows.setdefault(worker_id, Row())
-            elif worker_id not in self._rows:
+                self._backoffs.setdefault(worker_id, Backoff())
+            elif worker_id not in self._backoffs:
                 return ended
-            row = self._rows[worker_id]
-            wait_s = row.wait_s(served_s)
+            backoff = self._backoffs[worker_id]
+            wait_s = backoff.wait_s(served_s)
             self._due_s[worker_id] = time.monotonic() + wait_s
             if wait_s:
                 log.error(
@@ -82,7 +82,7 @@ class Host(ls.LitServer):  # type: ignore[misc]
                     worker_id,
                     "while it started anew" if served_s is None else "soon after it was warm",
                     ending(ended),
-                    row.starts if served_s is None else row.ends,
+                    backoff.failed_starts if served_s is None else backoff.early_ends,
                     wait_s,
                 )
         if time.monotonic() < self._due_s[worker_id]:

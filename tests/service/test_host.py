@@ -1,6 +1,6 @@
 from itertools import pairwise
 
-from service.host import FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S, Row, delay_s
+from service.host import FIRST_DELAY_S, LONGEST_DELAY_S, STEADY_S, Backoff, delay_s
 
 
 def test_the_wait_doubles_to_a_bound_and_stays_there() -> None:
@@ -11,13 +11,13 @@ def test_the_wait_doubles_to_a_bound_and_stays_there() -> None:
 
 
 def test_the_first_end_of_a_worker_that_was_warm_waits_for_nothing_and_those_that_follow_soon_do() -> None:
-    row = Row()
-    assert [row.wait_s(0.1) for _ in range(4)] == [0.0, 0.5, 1.0, 2.0]
-    assert max(row.wait_s(0.1) for _ in range(100)) == LONGEST_DELAY_S
-    assert [row.wait_s(STEADY_S), row.wait_s(0.1)] == [0.0, 0.5]
+    backoff = Backoff()
+    assert [backoff.wait_s(0.1) for _ in range(4)] == [0.0, 0.5, 1.0, 2.0]
+    assert max(backoff.wait_s(0.1) for _ in range(100)) == LONGEST_DELAY_S
+    assert [backoff.wait_s(STEADY_S), backoff.wait_s(0.1)] == [0.0, 0.5]
 
 
 def test_starts_that_come_to_nothing_wait_for_longer_until_one_is_warm() -> None:
-    row = Row()
-    assert [row.wait_s(served_s) for served_s in (0.1, None, None, 0.1, None)] == [0.0, 0.5, 1.0, 0.5, 0.5]
-    assert [row.wait_s(served_s) for served_s in (STEADY_S, None, None, STEADY_S)] == [0.0, 0.5, 1.0, 0.0]
+    backoff = Backoff()
+    assert [backoff.wait_s(served_s) for served_s in (0.1, None, None, 0.1, None)] == [0.0, 0.5, 1.0, 0.5, 0.5]
+    assert [backoff.wait_s(served_s) for served_s in (STEADY_S, None, None, STEADY_S)] == [0.0, 0.5, 1.0, 0.0]
