@@ -37,6 +37,7 @@ class Flights(Generic[Client]):
         backends: tuple[str, ...],
         answer: Callable[[list[Waiting[Client]], int, int, int, memoryview], None],
         fail: Callable[[list[Waiting[Client]], int, Exception], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Land by `answer(batch, taken_ns, start_ns, took_ns, outputs)` or `fail(batch, taken_ns, error)`.
 
@@ -48,6 +49,7 @@ class Flights(Generic[Client]):
         self._backends = backends
         self._answer = answer
         self._fail = fail
+        self._clock_ns = clock_ns
         self._in_air: deque[Flight[Client]] = deque()
         self._landed_ns = 0
 
@@ -94,7 +96,7 @@ class Flights(Generic[Client]):
             self._land_first()
 
     def _submit(self, batch: list[Waiting[Client]], taken_ns: int) -> None:
-        submitted_ns = time.monotonic_ns()
+        submitted_ns = self._clock_ns()
         passage = self._staging.submit(
             [request.payload for request in batch],
             sum(request.rows for request in batch),
@@ -111,7 +113,7 @@ class Flights(Generic[Client]):
             self._fail(flight.batch, flight.taken_ns, error)
             return
         start_ns = max(flight.submitted_ns, self._landed_ns)  # before that the device was another batch's
-        self._landed_ns = time.monotonic_ns()
+        self._landed_ns = self._clock_ns()
         try:
             self._answer(flight.batch, flight.taken_ns, start_ns, self._landed_ns - start_ns, outputs)
         finally:

@@ -1,5 +1,7 @@
 """Which backend a request gets, from what the workers report and what is set."""
 
+import random
+
 import pytest
 
 from models.errors import BackendUnavailableError, UnknownBackendError
@@ -75,13 +77,21 @@ def test_the_reference_and_the_last_backend_are_not_taken_out_and_one_is_taken_o
     assert value(metrics.text().decode(), "mlp_backend_fallbacks_total", backend="fused", reason="fault") == 1
 
 
-def test_a_canary_takes_its_share_unless_it_cannot_run() -> None:
+def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = reported({})
-    backends.set_canary({"eager": 0.25, "compiled": 0.25})
-    drawn = [backends.route() for _ in range(400)]
-    assert {name: drawn.count(name) > 40 for name in BACKENDS} == dict.fromkeys(BACKENDS, True)
+
+    def routes(*draws: float) -> list[str | None]:
+        found = []
+        for drawn in draws:
+            monkeypatch.setattr(random, "random", lambda drawn=drawn: drawn)
+            found.append(backends.route())
+        return found
+
+    edges = (0.0, 0.249, 0.25, 0.749, 0.75, 0.999)
+    backends.set_canary({"eager": 0.25, "compiled": 0.5})
+    assert routes(*edges) == ["eager", "eager", "compiled", "compiled", "fused", "fused"]
     assert backends.default() == "fused"
     backends.take_out("compiled", "drift", "wrong")
-    assert {backends.route() for _ in range(200)} == {"eager", "fused"}
+    assert routes(*edges) == ["eager", "eager", "fused", "fused", "fused", "fused"]
     backends.set_canary({})
-    assert {backends.route() for _ in range(50)} == {"fused"}
+    assert routes(*edges) == ["fused"] * len(edges)

@@ -336,24 +336,34 @@ def test_a_caller_that_is_gone_leaves_the_others_their_answers(connect: Connect,
     assert len(caller.worker._flights._staging._free) == 3
 
 
-def test_a_batch_computes_from_the_end_of_the_one_before(connect: Connect) -> None:
-    streams = LazyStreams()
-    caller = connect(streams)
-    sent_ns = time.monotonic_ns()
-    for number in (1, 2):
-        caller.send(infer(number, rows=MAX_ROWS))
-        caller.turn()
-    assert in_air(caller) == 2
-    time.sleep(0.05)
+def test_a_batch_computes_from_the_end_of_the_one_before(engine: Engine) -> None:
+    streams, now_ns = LazyStreams(), 10
+    ring = Staging(engine, MAX_ROWS, streams)
+    times: list[tuple[int, int, int]] = []
+
+    def answer(batch: object, taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview) -> None:
+        times.append((taken_ns, start_ns, took_ns))
+
+    flights: Flights[str] = Flights(ring, BACKENDS, answer, lambda *_: None, lambda: now_ns)
+    rows = np.zeros((1, 2), dtype=np.float32).tobytes()
+    flights.begin([Waiting("caller", 1, 0, 1, rows, 0, HOUR_NS)], 5)
+    now_ns = 20
+    flights.begin([Waiting("caller", 2, 0, 1, rows, 0, HOUR_NS)], 15)
+    for stream in ("in", "compute", "out"):
+        streams.step(stream)
+    now_ns = 100
+    flights.land()
+    assert times == [(5, 10, 90)]
     streams.synchronize()
-    caller.turn()
-    took_ns = time.monotonic_ns() - sent_ns
-    first, second = caller.received()
-    assert first.end_ns >= 50_000_000  # computing
-    assert second.batch_ns >= 50_000_000  # waiting for the other to be done
-    for frame in (first, second):
-        assert frame.start_ns + frame.batch_ns + frame.end_ns <= took_ns
-    assert first.end_ns + second.end_ns <= took_ns
+    now_ns = 130
+    flights.land()
+    assert times[1:] == [(15, 100, 30)]
+    now_ns = 200
+    flights.begin([Waiting("caller", 3, 0, 1, rows, 0, HOUR_NS)], 190)
+    streams.synchronize()
+    now_ns = 250
+    flights.land()
+    assert times[2:] == [(190, 200, 50)]  # from its own hand-over, where nothing was in the air
 
 
 def test_values_that_are_not_finite_change_no_neighbour(connect: Connect) -> None:
