@@ -149,13 +149,13 @@ class Engine:
         """
         return self._available(name)
 
-    def entry(self, backend: str, rows: int) -> Tensor | None:
-        """Return (rows, width_in) on the engine's device that `run` reads in place; see `Backend.entry`.
+    def static_input(self, backend: str, rows: int) -> Tensor | None:
+        """Return (rows, width_in) on the engine's device that `run` reads in place; see `Backend.static_input`.
 
         Raises:
             UnknownBackendError, BackendUnavailableError: as `run`.
         """
-        return self._available(backend).entry(rows)
+        return self._available(backend).static_input(rows)
 
     def _available(self, name: str) -> Backend:
         status = self._statuses.get(name)

@@ -2,7 +2,7 @@
 
 ::
 
-    frames -> pinned, float32 -> device, float32 -> a graph's own input, or the engine's dtype
+    frames -> pinned, float32 -> device, float32 -> a graph's static input, or the engine's dtype
               one host copy      one transfer       one pass               |  Engine.run
     reply  <- pinned, float32 <- device, float32 <-------------------------+
               no host copy       one transfer
@@ -111,7 +111,14 @@ class _Passed:
 
 
 class Slot:
-    """The buffers of one batch, each as large as the largest batch needs."""
+    """The buffers of one batch, each as large as the largest batch needs; all are float32.
+
+    Attributes:
+        host_in: (rows, width_in), pinned; what the received payloads are written to.
+        host_out: (rows, width_out), pinned; what results are read from.
+        device_in: (rows, width_in), on the device.
+        bytes_in: `host_in` as bytes.
+    """
 
     def __init__(self, streams: Streams, rows: int, width_in: int, width_out: int, device: torch.device) -> None:
         self.host_in = streams.pinned(rows, width_in)
@@ -121,11 +128,18 @@ class Slot:
 
 
 class Passage:
-    """A batch on its way; its buffers are its own until `release`."""
+    """A batch on its way; its buffers are its own until `release`.
+
+    Attributes:
+        rows: of the batch; the first so many of each buffer are its own.
+        outputs: (rows, width_out), float32, on the device, from when the pass is launched until `release`.
+        computed: passes when `outputs` is written, and the device is free for the next pass.
+        done: passes when the outputs are on the host.
+    """
 
     def __init__(self, slot: Slot, rows: int, give_back: Callable[[Slot], None]) -> None:
         self.rows = rows
-        self.outputs: Tensor | None = None  # on the device, kept from being given to another while it is copied
+        self.outputs: Tensor | None = None  # kept from being given to another while it is copied
         self.computed: Event = _Passed()
         self.done: Event = _Passed()
         self._slot: Slot | None = slot
@@ -281,16 +295,16 @@ class Staging:
     def _hand_over(self, slot: Slot, passage: Passage, backend: str) -> None:
         engine, rows, enqueue = self._engine, passage.rows, self._streams.enqueue
         host_in, staged = slot.host_in[:rows], slot.device_in[:rows]
-        entry = engine.entry(backend, rows)
+        static_input = engine.static_input(backend, rows)
         after: tuple[Event, ...] = ()
         is_idle = self._last is None or self._last.is_computed
-        if is_idle and entry is not None and entry.dtype == staged.dtype:
-            staged = entry  # nothing computes that the copy would have to wait for, bar what else the engine ran
+        if is_idle and static_input is not None and static_input.dtype == staged.dtype:
+            staged = static_input  # nothing computes that the copy would have to wait for, bar what else the engine ran
             after = (enqueue("compute", lambda: None),)
         arrived = enqueue("in", lambda: staged.copy_(host_in, non_blocking=True), after)
 
         def compute() -> None:
-            x = staged if entry is None or staged is entry else entry.copy_(staged)
+            x = staged if static_input is None or staged is static_input else static_input.copy_(staged)
             result = engine.run(x, backend)
             try:
                 passage.outputs = result.float()

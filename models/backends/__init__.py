@@ -66,7 +66,7 @@ class Backend(ABC):
         """What is worth knowing about how it runs here, one sentence without a full stop; None for nothing."""
         return None
 
-    def entry(self, rows: int) -> Tensor | None:  # noqa: ARG002
+    def static_input(self, rows: int) -> Tensor | None:  # noqa: ARG002
         """Return (rows, width_in) that a call reads in place, where rows written there before spare it a copy.
 
         It is overwritten by every other call of so many rows. None where there is no such place, or none yet.

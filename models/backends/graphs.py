@@ -42,10 +42,10 @@ class Bucketed(Backend):
         results = [self._replay(bucket(part.shape[0]))(part) for part in parts]
         return results[0] if len(results) == 1 else torch.cat(results)
 
-    def entry(self, rows: int) -> Tensor | None:
-        """See `Backend`; a graph's own input."""
+    def static_input(self, rows: int) -> Tensor | None:
+        """See `Backend`; the first rows of a graph's static input."""
         replay = self._replays.get(bucket(rows))
-        return replay.held[:rows] if isinstance(replay, Replay) else None
+        return replay.static_input[:rows] if isinstance(replay, Replay) else None
 
     def _replay(self, size: int) -> Callable[[Tensor], Tensor]:
         if size not in self._replays:
@@ -59,47 +59,47 @@ class Replay:
     Padding rows hold what the last call left there; rows do not see each other.
 
     Args:
-        held: the graph's input; rows that are there already are not copied.
+        static_input: the graph's input; rows that are there already are not copied.
         result: the graph's output.
         replay: computes the one from the other.
     """
 
-    def __init__(self, held: Tensor, result: Tensor, replay: Callable[[], object]) -> None:
-        self.held = held
+    def __init__(self, static_input: Tensor, result: Tensor, replay: Callable[[], object]) -> None:
+        self.static_input = static_input
         self._result = result
         self._replay = replay
 
     def __call__(self, x: Tensor) -> Tensor:
         """Run (N, width_in)."""
-        if x.data_ptr() != self.held.data_ptr():
-            self.held[: x.shape[0]].copy_(x)
+        if x.data_ptr() != self.static_input.data_ptr():
+            self.static_input[: x.shape[0]].copy_(x)
         self._replay()
         return self._result[: x.shape[0]].clone()
 
 
-def captured(run: Callable[[Tensor], Tensor], held: Tensor, pool: Any = None) -> Replay:
-    """Capture `run` on the bucket `held` as a CUDA graph, and return what replays it on that many rows or fewer.
+def captured(run: Callable[[Tensor], Tensor], static_input: Tensor, pool: Any = None) -> Replay:
+    """Capture `run` on a bucket, `static_input`, as a CUDA graph; return what replays it on as many rows or fewer.
 
     Args:
         run: reads its argument and allocates its result.
-        held: what it is captured on; kept.
+        static_input: what it is captured on; kept.
         pool: a handle of `torch.cuda.graph_pool_handle`: memory for graphs that are never replayed at the same time.
 
     Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs.
     """
-    with torch.cuda.device(held.device):
+    with torch.cuda.device(static_input.device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(3):  # compiles, then settles the allocator and the libraries' workspaces
-                run(held)
+                run(static_input)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         # thread_local: other threads' CUDA calls must not invalidate the capture.
         with _uncollected(), torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
-            result = run(held)
+            result = run(static_input)
 
-    return Replay(held, result, graph.replay)
+    return Replay(static_input, result, graph.replay)
 
 
 def bucket(rows: int) -> int:

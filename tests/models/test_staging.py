@@ -146,16 +146,16 @@ def test_one_batch_goes_in_while_one_computes_and_one_goes_out(load: Load) -> No
 def test_rows_cross_to_a_graphs_own_input_where_nothing_computes(load: Load) -> None:
     engine, streams = load(), LazyStreams()
     ring = Staging(engine, MAX_ROWS, streams)
-    entry = engine.entry("fused", 3)
-    assert entry is not None
+    static_input = engine.static_input("fused", 3)
+    assert static_input is not None
     first, second = drawn(3, 1), drawn(3, 2)
     submitted(ring, first)
     streams.step("compute")  # what was before
     streams.step("in")
-    assert torch.equal(entry, first)
+    assert torch.equal(static_input, first)
     submitted(ring, second)
     streams.step("in")
-    assert torch.equal(entry, first)  # the first may still be read from it
+    assert torch.equal(static_input, first)  # the first may still be read from it
 
 
 def test_rows_of_another_dtype_are_converted_on_the_device_in_the_pass_that_a_graph_needs(
@@ -171,18 +171,18 @@ def test_rows_of_another_dtype_are_converted_on_the_device_in_the_pass_that_a_gr
 
     monkeypatch.setattr(Graphs, "__call__", noting)
     passage = submitted(Staging(engine, MAX_ROWS, HostStreams()), drawn(3))
-    entry = engine.entry("fused", 3)
-    assert entry is not None
-    assert given[0].data_ptr() == entry.data_ptr()
+    static_input = engine.static_input("fused", 3)
+    assert static_input is not None
+    assert given[0].data_ptr() == static_input.data_ptr()
     assert passage.result().dtype == torch.float32
 
 
 def test_only_a_captured_bucket_has_an_input_of_its_own(load: Load) -> None:
     engine = load()
-    assert engine.entry("eager", 3) is None
-    assert engine.entry("fused", MAX_ROWS + 1) is None  # goes through in parts
+    assert engine.static_input("eager", 3) is None
+    assert engine.static_input("fused", MAX_ROWS + 1) is None  # goes through in parts
     with pytest.raises(UnknownBackendError):
-        engine.entry("compiled", 3)
+        engine.static_input("compiled", 3)
 
 
 def test_payloads_may_be_anything_that_holds_bytes_and_are_not_read_after_the_call(load: Load) -> None:
