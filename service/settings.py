@@ -24,6 +24,8 @@ WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to whic
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
+HELP = "Start the server. Each setting is a flag, else an environment variable MLP_<NAME>, else has its default."
+# What `--help` calls the kinds of values, by Python's names for them.
 KINDS = {
     "str": "TEXT",
     "SecretStr": "TEXT",
@@ -32,7 +34,6 @@ KINDS = {
     "tuple[str,...]": "LIST",
     "Path": "DIRECTORY",
 }
-"""What `--help` calls the kinds of values, by Python's names for them."""
 NOTHING = "\0"  # what would stand for None on a command line, where it cannot be written: a key of `None` is a key
 
 
@@ -69,9 +70,10 @@ def shares(text: str) -> dict[str, float] | None:
 
 
 class Settings(BaseSettings):
-    """Start the server. Each setting is a flag, else an environment variable MLP_<NAME>, else has its default."""
+    """What the server is started with, checked; its fields are the flags, and their descriptions what `--help` says."""
 
     model_config = SettingsConfigDict(
+        json_schema_extra={"description": HELP},
         env_prefix=ENV_PREFIX,
         extra="forbid",
         frozen=True,
@@ -90,7 +92,9 @@ class Settings(BaseSettings):
         description="address to bind, one of 127.0.0.1, 0.0.0.0 and ::; the last two take calls from other hosts",
     )
     port: int = Field(8000, ge=1024, le=65535, description="port to bind, from 1024 to 65535")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda where torch sees one, else cpu")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where to compute; auto: cuda where torch sees one, else cpu"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="what weights and activations are held in; auto: bfloat16 on cuda, float32 on cpu"
     )

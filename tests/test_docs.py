@@ -302,15 +302,22 @@ def test_the_tutorials_commands_on_a_model_do_what_it_says(
     assert "products" in told
 
 
-def test_every_file_that_the_architecture_page_names_is_there() -> None:
-    named = set(re.findall(r"`((?:service|models|kernels|loadtests|docs|tests)/[\w./]+)`", ARCHITECTURE))
+@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
+def test_every_file_that_a_page_for_developers_names_is_there(page: str) -> None:
+    named = set(re.findall(r"`((?:service|models|kernels|loadtests|docs|tests)/[\w./]+)`", (ROOT / page).read_text()))
     assert len(named) > 50
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    assert [name for name in sorted(named) if "NAME" not in name and not (ROOT / name).exists()] == []
 
 
 def test_the_architecture_page_names_every_module_of_the_service() -> None:
     modules = {f"service/{path.name}" for path in (ROOT / "service").glob("*.py")} - {"service/__init__.py"}
     assert [name for name in sorted(modules) if name not in ARCHITECTURE] == []
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_no_setting_is_described_by_a_value_first_which_its_heading_would_capitalise(name: str) -> None:
+    description = str(Settings.model_fields[name].description)
+    assert not re.match(r"\S+:", description)
 
 
 def test_every_setting_has_a_heading_with_its_variable_and_default() -> None:
