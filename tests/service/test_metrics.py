@@ -38,7 +38,7 @@ def test_every_metric_is_there_before_anything_happened() -> None:
     } <= names
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seconds=st.lists(st.floats(0, 100), max_size=20))
 def test_a_histogram_counts_each_value_once_and_sums_it(seconds: list[float]) -> None:
     metrics = Metrics(BACKENDS, 1)
