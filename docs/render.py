@@ -19,6 +19,7 @@ from PIL import Image
 
 from loadtests.evidence import Evidence, read
 from loadtests.measuring.generator_watch import CPU_LIMIT
+from loadtests.measuring.objective import Verdict
 from loadtests.report.charts import overview
 from loadtests.report.drawing import LIGHT, Chart, image
 from loadtests.report.points import Point, held, number, p50_ms, p99_ms, request_of
@@ -68,15 +69,8 @@ def overhead() -> str:
     return "\n".join(rows) + "\n"
 
 
-def saturation() -> str:
-    """Render docs/results/saturation.json, which `python -m loadtests saturation --json` writes; say so without it."""
-    if not (RESULTS / "saturation.json").exists():
-        return "Not measured yet.\n"
-    return saturation_table(result("saturation"))
-
-
-def saturation_table(document: dict[str, Any]) -> str:
-    """Render what the server makes of a model, and how it was measured."""
+def saturation(document: dict[str, Any]) -> str:
+    """Render docs/results/saturation.json, which `python -m loadtests saturation --json` writes."""
     plan, conditions = document["plan"], document["conditions"]
     rows = ["| started with | rows a batch | served | the model alone | ratio (extremes) |", "|---|---|---|---|---|"]
     for each in document["saturation"]:
@@ -96,6 +90,43 @@ def saturation_table(document: dict[str, Any]) -> str:
         f"{conditions['wire']}; medians of {loads} interleaved loads of {plan['seconds']} s{ended}; "
         f"{conditions['processor']}, {conditions['cores']} cores, shared with wrk {conditions['wrk']}; "
         f"{measured_with(conditions)}",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def overload(document: dict[str, Any]) -> str:
+    """Render docs/results/overload.json, the `scenario.json` of `python -m loadtests scenario overload`."""
+    found, conditions = document["overload"], document["conditions"]
+    rows = ["| objective | wanted | got | |", "|---|---|---|---|"]
+    for each in (Verdict(**each) for each in document["verdicts"]):
+        got = "not measured" if each.got is None else f"{each.got:.3g} {each.unit}"
+        wanted = f"{'>=' if each.is_floor else '<='} {each.limit:g} {each.unit}"
+        rows.append(f"| {each.what} | {wanted} | {got} | {'met' if each.has_passed else 'missed'} |")
+    (backend,) = document["backends"]
+    rows += [
+        "",
+        f"Capacity {found['capacity_per_s']:.0f} requests/s with a p99 of {found['capacity_p99_ms']:.0f} ms; then "
+        f"{document['seconds']:g} s at {found['offered_per_s']:.0f} requests/s, {found['refused']} of them refused. "
+        f"Model {document['model']}, backend {backend}, {document['rows']} rows a request, {document['wire']}; "
+        f"{conditions['processor']}, {conditions['cores']} cores, shared with the load generator; "
+        f"{measured_with(conditions)}",
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def soak(document: dict[str, Any]) -> str:
+    """Render docs/results/soak.json, which `tests/service/chaos/soak.py --json` writes."""
+    callers, servers, conditions = document["callers_counted"], document["servers_logged"], document["conditions"]
+    rows = ["| status | counted by the callers | by the servers |", "|---|---|---|"]
+    rows += [f"| {status} | {callers[status]} | {servers[status]} |" for status in sorted(servers)]
+    disturbances, growth = document["disturbances"], max(document["growth_kib"].values())
+    rows += [
+        "",
+        f"{document['seconds']:g} s at {document['requests_per_s']:.0f} requests/s, 70% of capacity; "
+        f"{disturbances['kill']} workers killed, {disturbances['reload']} reloads, {disturbances['switch']} switches "
+        f"of the default backend. No process grew by more than {growth / 1024:.1f} MiB once it was warm; the slowest "
+        f"answer took {document['slowest_s']:.1f} s; faults found: {len(document['problems'])}. "
+        f"{conditions['processor']}, {conditions['cores']} cores, shared with the callers; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -284,13 +315,12 @@ def default_of(field: "FieldInfo") -> str:
     return ",".join(default) if isinstance(default, tuple) else "unset" if default is None else str(default)
 
 
-def peers() -> str:
-    """Render docs/results/peers.json, which `python -m loadtests peers --json` writes; say so where it is not there."""
-    file = RESULTS / "peers.json"
-    return peers_tables(json.loads(file.read_text())) if file.exists() else "Not measured yet.\n"
+def if_measured(name: str, render: Callable[[dict[str, Any]], str]) -> Callable[[], str]:
+    """Return what renders docs/results/NAME.json, or says that there is none."""
+    return lambda: render(result(name)) if (RESULTS / f"{name}.json").exists() else "Not measured yet.\n"
 
 
-def peers_tables(document: dict[str, Any]) -> str:
+def peers(document: dict[str, Any]) -> str:
     """Render a table for each model and wire: a server a row, a number of connections a column."""
     plan, conditions = document["peers"]["plan"], document["conditions"]
     cells = {(c["model"], c["wire"], c["server"], c["connections"]): c for c in document["peers"]["cells"]}
@@ -449,10 +479,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings,
     "fuse": fuse,
     "overhead": overhead,
-    "saturation": saturation,
+    "saturation": if_measured("saturation", saturation),
+    "overload": if_measured("overload", overload),
+    "soak": if_measured("soak", soak),
     "request_path": request_path,
     "batch_invariance": batch_invariance,
-    "peers": peers,
+    "peers": if_measured("peers", peers),
     "protocol": protocol,
     "setting_headings": setting_headings,
 }

@@ -54,11 +54,11 @@ def test_each_way_is_loaded_in_each_round_and_written_with_its_conditions(tiny_m
     assert document["ended_early"] is None
     assert {"processor", "cores", "commit", "wrk", "wire"} <= set(document["conditions"])
     assert done.stdout.count("rows/s in batches of") == len(ways())
-    assert "medians of 1 interleaved loads" in render.saturation_table(document)
+    assert "medians of 1 interleaved loads" in render.saturation(document)
     document |= {"ended_early": "interrupted"}
     document["saturation"][1] = ways()[1].document()
-    assert "loads of 1 s (interrupted)" in render.saturation_table(document)
-    assert f"`{' '.join(ways()[1].flags)}` | not measured" in render.saturation_table(document)
+    assert "loads of 1 s (interrupted)" in render.saturation(document)
+    assert f"`{' '.join(ways()[1].flags)}` | not measured" in render.saturation(document)
 
 
 def test_a_server_without_the_metric_is_told(server: RunningServer) -> None:

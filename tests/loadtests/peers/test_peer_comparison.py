@@ -101,7 +101,7 @@ def test_the_page_tells_figures_ratios_losses_and_failures(tmp_path: Path) -> No
     conditions = {"servers": {"mosec": "mosec 1.2", "bentoml": "BentoML 3.4"}, "backend": "fused", "threads": 2}
     conditions |= {"processor": "a CPU", "cores": 2, "wrk": "4.1", "python": "3.11", "torch": "2.13", "commit": "abc"}
     document = {"peers": comparison.document(), "conditions": conditions, "ended_early": "interrupted"}
-    text = render.peers_tables(json.loads(json.dumps(document)))
+    text = render.peers(json.loads(json.dumps(document)))
     assert "| this server | 2.0 s | — | 200/s; 1, 3 ms |" in text
     assert "| mosec 1.2 | — | — | 200/s; 1, 3 ms; 1.00 (0.50 to 1.50) |" in text
     assert "| BentoML 3.4 | — | — | failed |" in text

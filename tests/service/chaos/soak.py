@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from loadtests.conditions import conditions
 from tests.made_model import write_made_model
 from tests.service.running_server import TITLE, RunningServer, descendants, free_port, resident_kib, title
 
@@ -318,7 +319,7 @@ def main() -> int:
             report = soak(lives, questions, options.seconds, options.rate or SHARE * (capacity or 0.0))
         finally:
             lives.server.end()
-    report = {"capacity_per_s": capacity, **report}
+    report = {"capacity_per_s": capacity, **report, "conditions": conditions()}
     report["problems"] = problems = judge(report)
     print(json.dumps({name: value for name, value in report.items() if name != "memory_kib"}, indent=1))
     if options.json:
