@@ -57,7 +57,7 @@ def compile_all(wanted: Sequence[Case], cache_dir: Path, jobs: int | None = None
     total = missing.qsize()
     if total:
         with Progress("aot", total) as progress, tempfile.TemporaryDirectory() as scratch:
-            failures: list[str] = []
+            failures: list[Exception] = []
             workers = [
                 threading.Thread(target=_compile_each, args=(missing, found, cache_dir, scratch, progress, failures))
                 for _ in range(min(total, jobs or len(os.sched_getaffinity(0))))
@@ -67,7 +67,7 @@ def compile_all(wanted: Sequence[Case], cache_dir: Path, jobs: int | None = None
             for worker in workers:
                 worker.join()
         if failures:
-            raise RuntimeError(f"aot: a compiling process ended early, at {'; '.join(failures)}")
+            raise failures[0]
     return [found[case] for case in wanted]
 
 
@@ -97,33 +97,36 @@ def _compile_each(
     cache_dir: Path,
     scratch: str,
     progress: Progress,
-    failures: list[str],
+    failures: list[Exception],
 ) -> None:
-    """Feed one compiling process until nothing is missing."""
+    """Feed one compiling process until nothing is missing; what goes wrong, here or in another, ends it."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": scratch, "TRITON_DISABLE_LINE_INFO": "1"}
     command = [sys.executable, "-m", compiler.__name__]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PACKAGE.parent, env=env) as process:
-        assert process.stdin is not None  # noqa: S101  # both are pipes
-        assert process.stdout is not None  # noqa: S101
-        while not failures:
-            try:
-                case = missing.get_nowait()
-            except Empty:
-                break
-            path = cache_dir / _key(case)
-            process.stdin.write(json.dumps([asdict(case), str(path)]) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-            if not line:
-                failures.append(case.name)
-                break
-            reading = Reading(**json.loads(line))
-            if reading.error is None:
-                compiler.write(path.with_suffix(".json"), json.dumps(asdict(reading)).encode())
-                found[case] = Compiled(case, reading, source_hash(case.kernel), path.with_suffix(".bin").read_bytes())
-            else:  # not kept: the next run tries again
-                found[case] = Compiled(case, reading, source_hash(case.kernel))
-            progress.step(case.name)
-        process.stdin.close()
+    at = "its start"
+    try:
+        with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PACKAGE.parent, env=env) as process:
+            assert process.stdin is not None  # noqa: S101  # both are pipes
+            assert process.stdout is not None  # noqa: S101
+            while not failures:
+                try:
+                    case = missing.get_nowait()
+                except Empty:
+                    break
+                at, path = case.name, cache_dir / _key(case)
+                process.stdin.write(json.dumps([asdict(case), str(path)]) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+                if not line:
+                    raise BrokenPipeError
+                reading, binary = Reading(**json.loads(line)), b""
+                if reading.error is None:  # else it is not kept: the next run tries again
+                    compiler.write(path.with_suffix(".json"), json.dumps(asdict(reading)).encode())
+                    binary = path.with_suffix(".bin").read_bytes()
+                found[case] = Compiled(case, reading, source_hash(case.kernel), binary)
+                progress.step(case.name)
+    except BrokenPipeError:
+        failures.append(RuntimeError(f"aot: a compiling process ended early, at {at}"))
+    except Exception as error:  # a thread's is seen by nobody: the caller raises it
+        failures.append(error)

@@ -1,6 +1,8 @@
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,3 +42,33 @@ def test_what_was_compiled_once_is_read_from_the_cache(tmp_path: Path, monkeypat
     assert compile_all([case], tmp_path) == first
     monkeypatch.setattr(build, "source_hash", lambda _: "another")
     assert build._cached(case, tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ("", RuntimeError, "aot: a compiling process ended early, at gated_linear"),
+        ("input()", RuntimeError, "aot: a compiling process ended early, at gated_linear"),
+        (
+            "import json, os; _, path = json.loads(input()); os.mkdir(path + '.json'); print('{}')",
+            IsADirectoryError,
+            r"\.json",
+        ),
+        ("input(); print('{}')", FileNotFoundError, r"\.bin"),
+    ],
+    ids=["before it is told", "before it answers", "a cache not to be written", "no code written"],
+)
+def test_what_goes_wrong_in_a_thread_is_raised(
+    code: str, error: type[Exception], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = subprocess.Popen
+
+    def start(_: list[str], **options: Any) -> "subprocess.Popen[str]":
+        process = genuine([sys.executable, "-c", code], **options)
+        if not code:
+            process.wait()
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    with pytest.raises(error, match=message):
+        compile_all([matrix_case("sm_80"), matrix_case("sm_90")], tmp_path, jobs=2)
