@@ -48,7 +48,7 @@ def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
     try:
         wrong = _wrong_fusion(dtype)
     except (RuntimeError, NotImplementedError) as error:
-        return f"oneDNN post-ops do not run in {dtype} on this CPU: {str(error).splitlines()[0]}"
+        return f"oneDNN post-ops do not run in {dtype} on this CPU: {str(error).partition(chr(10))[0]}"
     if wrong is not None:
         return f"the oneDNN post-op {wrong} of torch {torch.__version__} disagrees with float64 in {dtype} on this CPU"
     return None

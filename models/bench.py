@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.roof import COPY_BYTES, Roof, Work, measured_roof
 from models.engine import Engine
-from models.errors import BackendError, BackendUnavailableError, InputError
+from models.errors import BackendError, BackendUnavailableError, InputError, first_line
 
 REPETITIONS = 31
 
@@ -160,7 +160,7 @@ def measure_roof(engine: Engine, row_counts: Sequence[int]) -> Roof:
             return measured_roof(engine.device, [engine.dtype], shapes)
     except RuntimeError as error:
         raise BackendError(
-            f"dtype: expected one that {engine.device} multiplies, got {engine.dtype} ({str(error).splitlines()[0]})"
+            f"dtype: expected one that {engine.device} multiplies, got {engine.dtype} ({first_line(error)})"
         ) from None
 
 

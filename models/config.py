@@ -11,7 +11,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any, Literal, Self, cast, get_args
 
-from models.errors import ConfigError
+from models.errors import ConfigError, shown
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 NormKind = Literal["rms", "layer", "none"]
@@ -77,7 +77,7 @@ class NormConfig:
         _choice("norm.position", self.position, get_args(NormPosition))
         is_number = isinstance(self.eps, int | float) and not isinstance(self.eps, bool)
         if not is_number or not 0 < self.eps <= 1:
-            raise ConfigError(f"norm.eps: expected a number above 0 and at most 1, got {_shown(self.eps)}")
+            raise ConfigError(f"norm.eps: expected a number above 0 and at most 1, got {shown(self.eps)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class ModelConfig:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
                 "name: expected up to 128 letters, digits, dots, dashes and underscores, the first one a letter or "
-                f"a digit, got {_shown(self.name)}"
+                f"a digit, got {shown(self.name)}"
             )
         _integer("dim", self.dim, 1, MAX_WIDTH)
         _integer("hidden", self.hidden, 1, MAX_WIDTH)
@@ -155,12 +155,11 @@ class ModelConfig:
         if self.labels is None:
             return
         if not isinstance(self.labels, tuple) or not all(isinstance(label, str) for label in self.labels):
-            raise ConfigError(f"labels: expected null or a list of strings, got {_shown(self.labels)}")
+            raise ConfigError(f"labels: expected null or a list of strings, got {shown(self.labels)}")
         for label in self.labels:
             if len(label) > MAX_LABEL_LENGTH:
                 raise ConfigError(
-                    f"labels: expected at most {MAX_LABEL_LENGTH:,} characters each, got {len(label):,}: "
-                    f"{_shown(label)}"
+                    f"labels: expected at most {MAX_LABEL_LENGTH:,} characters each, got {len(label):,}: {shown(label)}"
                 )
             if any("\ud800" <= character <= "\udfff" for character in label):
                 raise ConfigError(f"labels: expected text, got half of a surrogate pair, {ascii(label)[:60]}")
@@ -365,21 +364,10 @@ def shown_name(name: object) -> str:
     return quoted if len(quoted) <= 100 else f"{quoted[:97]}..."
 
 
-def _shown(value: object) -> str:
-    """Return `value` as its JSON, cut to a length that leaves the sentence readable."""
-    try:
-        text = json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):  # no JSON, or an integer too long to be written out
-        text = f"a value of type {type(value).__name__}"
-    if not text.isprintable():  # what would move a terminal's cursor, or turn the sentence round
-        text = ascii(text)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _keys(prefix: str, data: object, owner: type[Any]) -> dict[str, Any]:
     """Return `data` as keyword arguments of `owner`, a dataclass, once its keys are known to fit."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{prefix.rstrip('.') or 'the whole'}: expected an object, got {_shown(data)}")
+        raise ConfigError(f"{prefix.rstrip('.') or 'the whole'}: expected an object, got {shown(data)}")
     known = {field.name: field for field in fields(owner)}
     for key in data:
         if key not in known:
@@ -396,20 +384,20 @@ def _keys(prefix: str, data: object, owner: type[Any]) -> dict[str, Any]:
 def _choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if not isinstance(value, str) or value not in choices:
         hint = nearest(value, choices) if isinstance(value, str) else ""
-        raise ConfigError(f"{field}: expected one of {', '.join(choices)}, got {_shown(value)}{hint}")
+        raise ConfigError(f"{field}: expected one of {', '.join(choices)}, got {shown(value)}{hint}")
 
 
 def _boolean(field: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise ConfigError(f"{field}: expected true or false, got {_shown(value)}")
+        raise ConfigError(f"{field}: expected true or false, got {shown(value)}")
 
 
 def _integer(field: str, value: object, low: int, high: int, none: str = "") -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         alternative = f"{none} or " if none else ""
-        raise ConfigError(f"{field}: expected {alternative}an integer from {low} to {high:,}, got {_shown(value)}")
+        raise ConfigError(f"{field}: expected {alternative}an integer from {low} to {high:,}, got {shown(value)}")
 
 
 def _instance(field: str, value: object, kind: type[Any]) -> None:
     if not isinstance(value, kind):
-        raise ConfigError(f"{field}: expected {kind.__name__}, got {_shown(value)}")
+        raise ConfigError(f"{field}: expected {kind.__name__}, got {shown(value)}")

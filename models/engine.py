@@ -14,7 +14,14 @@ from models import weights
 from models.backends import NAMES, Backend, devices, find
 from models.config import ModelConfig, nearest
 from models.directory import resolve
-from models.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError, UnknownBackendError
+from models.errors import (
+    BackendError,
+    BackendUnavailableError,
+    InputError,
+    OutOfMemoryError,
+    UnknownBackendError,
+    first_line,
+)
 from models.mlp import MLP
 
 # Up to here one thread computes. A second one takes up to 0.4 off such a product's time while nobody else computes; but
@@ -137,7 +144,7 @@ class Engine:
                 backend.warm_up(max_rows, report)
             except Exception as error:
                 del self._backends[name]
-                self._statuses[name] = _status(f"its warm-up failed with {sentence(error)}")
+                self._statuses[name] = _status(f"its warm-up failed with {first_line(error)}")
             else:
                 self._statuses[name] = BackendStatus(backend.implementation, "ready", note=backend.note)
 
@@ -237,13 +244,6 @@ def load_engine(
             ways[name] = way.unavailable_reason(place, kind) or way(model, config)
     progress(steps, steps)
     return Engine(config, model, ways, torch.get_num_threads())
-
-
-def sentence(error: BaseException) -> str:
-    """Return the type and the first line of `error`, with no traceback, cut to 200 characters."""
-    lines = str(error).strip().splitlines()
-    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
 
 
 def _status(way: Backend | str) -> BackendStatus:

@@ -17,6 +17,7 @@
 Each message is one sentence: what was expected, what came, what to do.
 """
 
+import json
 from collections.abc import Iterable
 
 
@@ -117,3 +118,21 @@ class DeviceLostError(MLPError):
 
     def __str__(self) -> str:
         return f"{self.device} fails every call of this process from now on: {self.reason}; start a new process"
+
+
+def first_line(error: BaseException) -> str:
+    """Return the type and the first line of `error`, with no traceback, cut to 200 characters."""
+    lines = str(error).strip().splitlines()
+    text = f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def shown(value: object) -> str:
+    """Return `value` as its JSON, cut to a length that leaves the sentence readable."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):  # no JSON, or an integer too long to be written out
+        text = f"a value of type {type(value).__name__}"
+    if not text.isprintable():  # what would move a terminal's cursor, or turn the sentence round
+        text = ascii(text)
+    return text if len(text) <= 60 else text[:57] + "..."

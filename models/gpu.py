@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from kernels.progress import Progress
 from models.config import FFNConfig, InitConfig, ModelConfig, NormConfig
+from models.errors import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -82,8 +83,7 @@ class Report:
             try:
                 state = run() or "done"
             except Exception as error:
-                lines = str(error).strip().splitlines()
-                state = f"failed: {type(error).__name__}{f': {lines[0]}' if lines else ''}"
+                state = f"failed: {first_line(error)}"
         self.steps.append({"step": name, "state": state, "seconds": round(time.monotonic() - start, 1)})
         print(f"{name}: {state}", flush=True)
 

@@ -30,7 +30,7 @@ from models.config import (
     parsed_json,
     shown_name,
 )
-from models.errors import ConfigError, ImportSourceError
+from models.errors import ConfigError, ImportSourceError, shown
 from models.weights import FLOAT_TYPES, WEIGHTS_FILE
 
 CONFIG_FILE = "config.json"
@@ -169,7 +169,7 @@ def read_huggingface(
 def _json(path: Path, missing: str) -> dict[str, Any]:
     data = parsed_json(bounded_text(path, ImportSourceError, missing), str(path), ImportSourceError)
     if not isinstance(data, dict):
-        raise ImportSourceError(f"{path}: expected a JSON object, got {_shown(data)}")
+        raise ImportSourceError(f"{path}: expected a JSON object, got {shown(data)}")
     return data
 
 
@@ -182,13 +182,13 @@ def _architecture(path: Path) -> tuple[Architecture, dict[str, Any]]:
     row = ARCHITECTURES.get(found) if isinstance(found, str) else None
     if row is None:
         raise ImportSourceError(
-            f"{path}: model_type: expected one of the supported architectures {known}, got {_shown(found)}"
+            f"{path}: model_type: expected one of the supported architectures {known}, got {shown(found)}"
         )
     _refuse_quantised(path, fields)
     if row.config is not None:
         inner = fields.get(row.config)
         if not isinstance(inner, dict):
-            raise ImportSourceError(f"{path}: {row.config}: expected an object, got {_shown(inner)}")
+            raise ImportSourceError(f"{path}: {row.config}: expected an object, got {shown(inner)}")
         fields = inner
         _refuse_experts(path, fields, known)
         _refuse_quantised(path, fields)
@@ -199,8 +199,8 @@ def _refuse_experts(path: Path, fields: Mapping[str, Any], known: str) -> None:
     key = next((it for it in _EXPERTS if fields.get(it) not in (None, 0, 1)), None)
     if key is not None:
         raise ImportSourceError(
-            f"{path}: {key}: expected one feed-forward network a layer, got a mixture of {_shown(fields[key])} experts "
-            f"({_shown(fields.get('model_type'))}); supported are the dense architectures {known}"
+            f"{path}: {key}: expected one feed-forward network a layer, got a mixture of {shown(fields[key])} experts "
+            f"({shown(fields.get('model_type'))}); supported are the dense architectures {known}"
         )
 
 
@@ -210,7 +210,7 @@ def _refuse_quantised(path: Path, fields: Mapping[str, Any]) -> None:
         method = found.get("quant_method") if isinstance(found, dict) else found
         raise ImportSourceError(
             f"{path}: quantization_config: expected weights in {', '.join(FLOAT_TYPES)}, got a checkpoint quantised by "
-            f"{_shown(method)}, which is not supported: take the one it was made from"
+            f"{shown(method)}, which is not supported: take the one it was made from"
         )
 
 
@@ -221,17 +221,17 @@ def _config(path: Path, row: Architecture, fields: Mapping[str, Any], name: str,
     act = _field(fields, row.activation)
     if not isinstance(act, str) or act not in row.activations:
         raise ImportSourceError(
-            f"{path}: {row.activation[0]}: expected one of {', '.join(row.activations)}, got {_shown(act)}"
+            f"{path}: {row.activation[0]}: expected one of {', '.join(row.activations)}, got {shown(act)}"
         )
     bias = _field(fields, (row.bias, False)) if isinstance(row.bias, str) else row.bias
     if not isinstance(bias, bool):
-        raise ImportSourceError(f"{path}: {row.bias}: expected true or false, got {_shown(bias)}")
+        raise ImportSourceError(f"{path}: {row.bias}: expected true or false, got {shown(bias)}")
     eps = _field(fields, row.eps)
     try:
         norm = NormConfig(kind=row.norm, position=row.position, eps=eps)
     except ConfigError:
         raise ImportSourceError(
-            f"{path}: {row.eps[0]}: expected a number above 0 and at most 1, got {_shown(eps)}"
+            f"{path}: {row.eps[0]}: expected a number above 0 and at most 1, got {shown(eps)}"
         ) from None
     ffn = FFNConfig(gated=row.is_gated, activation=row.activations[act], bias=bias)
     return ModelConfig(name=name, dim=dim, hidden=hidden, depth=depth, ffn=ffn, norm=norm)
@@ -245,18 +245,8 @@ def _field(fields: Mapping[str, Any], field: tuple[str, Any]) -> Any:
 def _size(path: Path, fields: Mapping[str, Any], key: str, high: int) -> int:
     value = fields.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= high:
-        raise ImportSourceError(f"{path}: {key}: expected a positive integer up to {high:,}, got {_shown(value)}")
+        raise ImportSourceError(f"{path}: {key}: expected a positive integer up to {high:,}, got {shown(value)}")
     return value
-
-
-def _shown(value: object) -> str:
-    try:
-        text = repr(value)
-    except ValueError:  # an integer too long to be written out
-        text = f"a value of type {type(value).__name__}"
-    if not text.isprintable():
-        text = ascii(text)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _layer_range(layers: tuple[int | None, int | None], count: int) -> tuple[int, int]:
@@ -276,7 +266,7 @@ def _origins(source: Path, row: Architecture, config: ModelConfig, start: int) -
         expected = " or ".join(f"{it}{row.layer}*" for it in row.prefixes)
         raise ImportSourceError(
             f"{listing}: expected tensors named {expected}, N being a layer's number, got "
-            f"{_shown(min(files, default=None))}"
+            f"{shown(min(files, default=None))}"
         )
     origins: dict[str, _Origin] = {}
     shapes = config.shapes()
@@ -330,15 +320,15 @@ def _shards(index: Path) -> dict[str, Path]:
     found = _json(index, "expected the list of shards").get("weight_map")
     if not isinstance(found, dict) or not found:
         raise ImportSourceError(f"{index}: weight_map: expected an object of tensor names and shards, got none")
-    for shard in dict.fromkeys(it if isinstance(it, str) else _shown(it) for it in found.values()):
+    for shard in dict.fromkeys(it if isinstance(it, str) else shown(it) for it in found.values()):
         # Anything but a plain name could lead out of the directory.
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}", shard):
             raise ImportSourceError(
-                f"{index}: weight_map: expected plain file names in the same directory, got {_shown(shard)}"
+                f"{index}: weight_map: expected plain file names in the same directory, got {shown(shard)}"
             )
         if not shard.endswith(".safetensors"):
             raise ImportSourceError(
-                f"{index}: weight_map: expected shards named *.safetensors, got {_shown(shard)}; nothing else is read"
+                f"{index}: weight_map: expected shards named *.safetensors, got {shown(shard)}; nothing else is read"
             )
         if not (index.parent / shard).exists():
             raise ImportSourceError(f"{index.parent / shard}: no such file, though {INDEX_FILE} lists it")

@@ -26,8 +26,8 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from models.engine import Engine, sentence
-from models.errors import BackendError, DeviceLostError, InputError, OutOfMemoryError
+from models.engine import Engine
+from models.errors import BackendError, DeviceLostError, InputError, OutOfMemoryError, first_line
 
 DEPTH = 3  # a batch copied in, one that computes, one copied out
 STAGING_BYTES = 512 << 20  # pinned memory is taken from what the whole host can page
@@ -221,7 +221,7 @@ class Staging:
         except (RuntimeError, MemoryError) as error:
             raise BackendError(
                 f"staging: expected {self.bytes} bytes of pinned memory for batches of {max_rows} rows, and room on "
-                f"{engine.device}, got {sentence(error)}; ask for smaller batches"
+                f"{engine.device}, got {first_line(error)}; ask for smaller batches"
             ) from error
         streams.synchronize()  # what computed in the memory that is now another stream's
         self._free = deque(slots)
@@ -250,7 +250,7 @@ class Staging:
         try:
             self._streams.synchronize()
         except RuntimeError as again:
-            raise DeviceLostError(str(self._engine.device), sentence(again)) from error
+            raise DeviceLostError(str(self._engine.device), first_line(again)) from error
 
     @torch.inference_mode()
     def submit(self, payloads: Sequence[bytes | bytearray | memoryview], rows: int, backend: str) -> Passage:

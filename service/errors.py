@@ -179,8 +179,3 @@ class RemoteError(MLPError):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.remote_code = code if code in STATUS else "internal"
-
-
-def first_line(error: BaseException) -> str:
-    """Return an exception's kind and the first line of what it says."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
-from models.errors import DeviceLostError, MLPError, OutOfMemoryError
+from models.errors import DeviceLostError, MLPError, OutOfMemoryError, first_line
 from service.batcher import Batcher, Waiting
-from service.errors import DeadlineExceededError, code_of, first_line, message_of, without_paths
+from service.errors import DeadlineExceededError, code_of, message_of, without_paths
 from service.flights import Flights
 from service.listener import Client, Listener
 from service.patience import Patience

@@ -18,9 +18,8 @@ import orjson
 from litserve.loops.base import LitLoop
 from setproctitle import setproctitle
 
-from models.errors import DeviceLostError, MLPError
+from models.errors import DeviceLostError, MLPError, first_line
 from service import logs
-from service.errors import first_line
 from service.heap import freeze_heap
 from service.listener import listen
 from service.surroundings import ModelIdentity, identify

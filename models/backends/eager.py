@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from models.backends import Backend
+from models.errors import first_line
 
 
 class Eager(Backend):
@@ -18,7 +19,7 @@ class Eager(Backend):
         try:
             torch.nn.functional.linear(ones, ones)
         except (RuntimeError, NotImplementedError) as error:
-            return f"torch {torch.__version__} does not multiply {dtype} on {device}: {str(error).splitlines()[0]}"
+            return f"torch {torch.__version__} does not multiply {dtype} on {device}: {first_line(error)}"
         return None
 
     def __call__(self, x: Tensor) -> Tensor:

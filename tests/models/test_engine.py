@@ -14,7 +14,7 @@ from models import backends as contract
 from models.backends import Backend, row_counts
 from models.backends.eager import Eager
 from models.config import ModelConfig
-from models.engine import SMALL_FLOPS, BackendStatus, Engine, load_engine, sentence
+from models.engine import SMALL_FLOPS, BackendStatus, Engine, load_engine
 from models.errors import (
     BackendError,
     BackendUnavailableError,
@@ -302,12 +302,6 @@ def test_eager_and_fused_share_one_set_of_weights_and_leave_it_as_it_was(directo
     engine.warm_up(8)
     engine.run(rows, "fused")
     assert torch.equal(engine.run(rows, "eager"), before)
-
-
-def test_a_sentence_has_one_line_and_a_bounded_length() -> None:
-    assert sentence(ValueError("first\nsecond")) == "ValueError: first"
-    assert sentence(KeyError()) == "KeyError"
-    assert len(sentence(ValueError("x" * 1000))) == 200
 
 
 def test_a_model_too_small_for_post_ops_says_up_to_how_many_rows() -> None:

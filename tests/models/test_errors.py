@@ -7,7 +7,7 @@ import re
 import pytest
 
 from models import errors
-from models.errors import BackendUnavailableError, MLPError, UnknownBackendError
+from models.errors import BackendUnavailableError, MLPError, UnknownBackendError, first_line, shown
 
 
 def tree() -> set[str]:
@@ -43,3 +43,27 @@ def test_errors_survive_pickling(error: MLPError) -> None:
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert vars(copy) == vars(error)
+
+
+def test_a_first_line_is_one_and_of_a_bounded_length() -> None:
+    assert first_line(ValueError("first\nsecond")) == "ValueError: first"
+    assert first_line(KeyError()) == first_line(KeyError(" \n")).partition(":")[0] == "KeyError"
+    assert first_line(RuntimeError("")) == "RuntimeError"
+    assert len(first_line(ValueError("x" * 1000))) == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "null"),
+        ("é", '"é"'),
+        ("a\n\x1b[31m", r'"a\n\u001b[31m"'),
+        ("\u202e", r"""'"\u202e"'"""),
+        ({1}, "a value of type set"),
+        (10**5000, "a value of type int"),
+        ("x" * 1000, '"' + "x" * 56 + "..."),
+    ],
+    ids=["null", "text", "control", "direction", "no JSON", "long integer", "long text"],
+)
+def test_a_value_is_shown_as_its_json_in_one_short_line(value: object, text: str) -> None:
+    assert shown(value) == text

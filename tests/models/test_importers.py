@@ -139,25 +139,25 @@ def test_a_layer_that_does_not_exist_is_refused(source: Source, layers: tuple[in
     ("fields", "sentence"),
     [
         ({"model_type": "mamba"}, "expected one of the supported architectures bert, gemma, gemma2, gemma3,"),
-        ({"model_type": "mamba"}, "got 'mamba'"),
-        ({"model_type": None}, "t5, vit, got None"),
-        ({"model_type": ["bert"]}, "t5, vit, got ['bert']"),
-        ({"model_type": "mixtral", "num_local_experts": 8}, "got a mixture of 8 experts ('mixtral'); supported are"),
+        ({"model_type": "mamba"}, 'got "mamba"'),
+        ({"model_type": None}, "t5, vit, got null"),
+        ({"model_type": ["bert"]}, 't5, vit, got ["bert"]'),
+        ({"model_type": "mixtral", "num_local_experts": 8}, 'got a mixture of 8 experts ("mixtral"); supported are'),
         ({"num_experts": 64}, "num_experts: expected one feed-forward network a layer, got a mixture of 64 experts"),
         ({"num_experts": 8.0}, "num_experts: expected one feed-forward network a layer, got a mixture of 8.0 experts"),
-        ({"num_experts": "8"}, "got a mixture of '8' experts"),
+        ({"num_experts": "8"}, 'got a mixture of "8" experts'),
         ({"num_experts": 10**4000}, "got a mixture of 1000"),
-        ({"model_type": "a" * 10**6}, "t5, vit, got 'aaaa"),
-        ({"model_type": "a\n\x1b[31m"}, r"t5, vit, got 'a\n\x1b[31m'"),
+        ({"model_type": "a" * 10**6}, 't5, vit, got "aaaa'),
+        ({"model_type": "a\n\x1b[31m"}, r't5, vit, got "a\n\u001b[31m"'),
         ({"quantization_config": {"load_in_4bit": True}}, "got a checkpoint quantised by "),
-        ({"quantization_config": {"quant_method": "gptq"}}, "got a checkpoint quantised by 'gptq', which is not"),
-        ({"model_type": "gemma3"}, "text_config: expected an object, got None"),
+        ({"quantization_config": {"quant_method": "gptq"}}, 'got a checkpoint quantised by "gptq", which is not'),
+        ({"model_type": "gemma3"}, "text_config: expected an object, got null"),
         ({"hidden_act": "quick_gelu"}, "hidden_act: expected one of gelu, gelu_python, gelu_accurate, gelu_fast,"),
-        ({"hidden_act": "quick_gelu"}, "silu, swish, relu, got 'quick_gelu'"),
+        ({"hidden_act": "quick_gelu"}, 'silu, swish, relu, got "quick_gelu"'),
         ({"hidden_act": 3}, "got 3"),
-        ({"hidden_size": None}, "hidden_size: expected a positive integer up to 1,048,576, got None"),
+        ({"hidden_size": None}, "hidden_size: expected a positive integer up to 1,048,576, got null"),
         ({"intermediate_size": 12.0}, "intermediate_size: expected a positive integer up to 1,048,576, got 12.0"),
-        ({"num_hidden_layers": True}, "num_hidden_layers: expected a positive integer up to 4,096, got True"),
+        ({"num_hidden_layers": True}, "num_hidden_layers: expected a positive integer up to 4,096, got true"),
         ({"num_hidden_layers": 4}, "encoder.layer.3.intermediate.dense.weight: expected a tensor of this name"),
         ({"num_hidden_layers": -3}, "num_hidden_layers: expected a positive integer up to 4,096, got -3"),
         ({"num_hidden_layers": 2**40}, "num_hidden_layers: expected a positive integer up to 4,096, got 1099511627776"),
@@ -196,7 +196,7 @@ def test_tensors_of_another_naming_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_file({"roberta.encoder.layer.0.x": torch.zeros(1)}, tmp_path / "model.safetensors")
     sentence = "expected tensors named bert.encoder.layer.N.* or encoder.layer.N.*, N being a layer's number, got "
-    assert f"{sentence}'roberta.encoder.layer.0.x'" in refusal(tmp_path)
+    assert f'{sentence}"roberta.encoder.layer.0.x"' in refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_a_shard_that_is_no_plain_file_name_is_refused(shards: Callable[..., Pat
 @pytest.mark.parametrize(
     ("weight_map", "sentence"),
     [
-        ({UP: "model.bin"}, "weight_map: expected shards named *.safetensors, got 'model.bin'"),
+        ({UP: "model.bin"}, 'weight_map: expected shards named *.safetensors, got "model.bin"'),
         ({UP: "model-7.safetensors"}, "model-7.safetensors: no such file, though model.safetensors.index.json lists"),
         ({UP: "model-1.safetensors"}, f"model-1.safetensors: {UP}: expected a tensor of this name, as"),
     ],
