@@ -11,6 +11,7 @@ from models.fusion.linear import is_conv1d
 from models.fusion.patterns import Pattern
 from models.mlp import ACTIVATIONS
 
+REPLACED = "forward was replaced on the object, as accelerate does"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -27,8 +28,10 @@ def unfit_reason(block: nn.Module, pattern: Pattern) -> str | None:
                     return f"{name}.{key} is {named(it.data)}, not a plain tensor: quantised or distributed"
                 kinds[f"{name}.{key}"] = it
     for child_name, child in block.named_children():
-        if child._forward_hooks or child._forward_pre_hooks or "forward" in child.__dict__:
+        if child._forward_hooks or child._forward_pre_hooks:
             return f"{child_name} has a forward hook, which would not run"
+        if "forward" in child.__dict__:
+            return f"{child_name}'s {REPLACED}"
     places = {(it.device, it.dtype) for it in kinds.values()}
     if len(places) != 1:
         found = ", ".join(f"{name} is {it.dtype} on {it.device}" for name, it in kinds.items())

@@ -18,7 +18,8 @@ from models.fusion.patterns import Pattern
 
 OWN_FORWARD = (
     "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, traced by "
-    "torch.jit, or has a hook on an inner layer: call eval(), and run it under torch.inference_mode()"
+    "torch.jit, or has an inner layer with a hook or with a forward that was replaced on the object: call eval(), and "
+    "run it under torch.inference_mode()"
 )
 OTHER_ARGUMENTS = (
     "a fused block runs its own forward where it is called with other arguments than its forward has parameters: pass "

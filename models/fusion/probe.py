@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from models.errors import first_line
 from models.fusion.fused_block import Fusion
 from models.fusion.linear import pair_of
 
@@ -26,7 +27,10 @@ def mismatch(block: nn.Module, fusion: Fusion) -> str | None:
             own = block.forward(*(it.clone() for it in inputs))
         except Exception as error:
             return f"its own forward fails on three rows of noise with {type(error).__name__}"
-        fused = fusion.run(block, inputs[0], inputs[1] if len(inputs) == 2 else None)
+        try:
+            fused = fusion.run(block, inputs[0], inputs[1] if len(inputs) == 2 else None)
+        except Exception as error:
+            return f"its fused form fails on three rows of noise with {first_line(error)}"
     if not isinstance(own, Tensor) or own.shape != fused.shape or own.dtype != fused.dtype:
         return "its forward returns something else than the block's result"
     apart = (own.float() - fused.float()).abs().amax(-1)

@@ -7,8 +7,9 @@ from typing import Any, cast
 
 from torch import nn
 
+from models.errors import first_line
 from models.fusion import fused_block
-from models.fusion.eligibility import unfit_reason
+from models.fusion.eligibility import REPLACED, unfit_reason
 from models.fusion.fused_block import Fused, Fusion
 from models.fusion.patterns import Pattern
 from models.fusion.probe import mismatch
@@ -106,7 +107,7 @@ def _fused(block: nn.Module, pattern: Pattern) -> Fusion | str:
     if any(it.training for it in block.modules()):
         return "it is in training mode: call eval() first"
     if "forward" in block.__dict__:
-        return "its forward was replaced on the object, as accelerate does"
+        return f"its {REPLACED}"
     reason = unfit_reason(block, pattern)
     if reason is not None:
         return reason
@@ -114,7 +115,10 @@ def _fused(block: nn.Module, pattern: Pattern) -> Fusion | str:
     expected = 2 if pattern.role == "output" else 1
     if len(parameters) != expected:
         return f"its forward takes {', '.join(parameters)}: expected {expected} of them"
-    fusion = Fusion(block, pattern, parameters)
+    try:
+        fusion = Fusion(block, pattern, parameters)
+    except Exception as error:
+        return f"its weights cannot be laid out for the kernels: {first_line(error)}"
     reason = mismatch(block, fusion)
     if reason is not None:
         return reason

@@ -30,6 +30,13 @@ def hooked() -> nn.Module:
     return block
 
 
+def replaced() -> nn.Module:
+    block = MLP()
+    own = block.fc1.forward
+    block.fc1.forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
+    return block
+
+
 def mixed() -> nn.Module:
     block = MLP()
     block.fc2.double()
@@ -45,6 +52,7 @@ ODD: dict[str, tuple[Callable[[], nn.Module], str]] = {
     ),
     "quantised": (quantised, "fc2 is QuantLinear, not torch.nn.Linear: quantised, wrapped or of another kind"),
     "hooked": (hooked, "fc1 has a forward hook, which would not run"),
+    "replaced": (replaced, "fc1's forward was replaced on the object, as accelerate does"),
     "mixed": (mixed, "its weights are not of one type on one device: fc1.weight is torch.float32 on cpu"),
     "float64": (lambda: MLP().double(), "its weights are torch.float64: there are kernels for torch.float32"),
     "meta": (lambda: MLP().to("meta"), "its weights are on meta: there are kernels for cpu, cuda"),
