@@ -28,15 +28,14 @@ from kernels.activation import gated_activation
 from kernels.gated_linear import gated_linear
 from kernels.linear import linear
 from kernels.norm import WIDEST, add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from kernels.operands import multiprocessor_count
 from kernels.rms_gated_linear import fold_norm, rms_gated_linear
 from kernels.tiles import arch_of, is_norm_folded
 from models.backends.graphs import Bucketed, bucket, captured
 from models.backends.paths import HiddenPath, choose
 from models.config import ModelConfig
+from models.errors import first_line
 from models.mlp import MLP, Block, FeedForward
-
-# What tensors that are on no GPU stand for: the interpreter runs the plan that an H200 would.
-INTERPRETED_MULTIPROCESSORS = 132
 
 
 class FusedOnCUDA(Bucketed):
@@ -56,6 +55,7 @@ class FusedOnCUDA(Bucketed):
         self._head = model.head if isinstance(model.head, nn.Linear) else None
         self._pool: Any = None
         self._uncaptured: dict[int, str] = {}
+        self._note: str | None = None
 
     @classmethod
     def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:
@@ -71,7 +71,7 @@ class FusedOnCUDA(Bucketed):
     @property
     def note(self) -> str | None:
         """See `Backend`: which buckets run as plain launches, which blocks' norms are not folded, and why."""
-        return "; ".join(filter(None, (self._plainness(), self._apartness()))) or None
+        return self._note
 
     def _plainness(self) -> str | None:
         if not self._uncaptured:
@@ -86,7 +86,14 @@ class FusedOnCUDA(Bucketed):
 
     def ready(self, size: int) -> Callable[[Tensor], Tensor]:
         """Compile the kernels of a bucket and capture them; plain launches where there is nothing to capture."""
-        run = partial(self.forward, path=self.path(size), is_folded=self.is_folded(size))
+        path, is_folded = self.path(size), self.is_folded(size)
+        for block in self._blocks:
+            block.prepare(path, is_folded)
+        run = self._captured(size, partial(self.forward, path=path, is_folded=is_folded))
+        self._note = "; ".join(filter(None, (self._plainness(), self._apartness()))) or None
+        return run
+
+    def _captured(self, size: int, run: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         if self.device.type != "cuda":
             return run
         held = self.zeros(size)
@@ -98,15 +105,13 @@ class FusedOnCUDA(Bucketed):
         except torch.cuda.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._uncaptured[size] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+            self._uncaptured[size] = first_line(error)
             return run
 
     def path(self, rows: int) -> HiddenPath:
         """Return how the hidden layers of a gated model are computed for `rows` rows."""
-        name, multiprocessors = "cpu", INTERPRETED_MULTIPROCESSORS
-        if self.device.type == "cuda":
-            properties = torch.cuda.get_device_properties(self.device)
-            name, multiprocessors = properties.name, properties.multi_processor_count
+        name = torch.cuda.get_device_properties(self.device).name if self.device.type == "cuda" else "cpu"
+        multiprocessors = multiprocessor_count(next(self.model.parameters()))
         return choose(name, self.dtype, self.config.dim, self.config.hidden, bucket(rows), multiprocessors)
 
     def is_folded(self, rows: int) -> bool:
@@ -145,7 +150,7 @@ class _FusedBlock:
         self, x: Tensor, rest: Tensor | None, path: HiddenPath, is_folded: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Take the residual stream as x, or as x + rest with the addition left to the next norm; return it likewise."""
-        normed = self._normed() if is_folded and path == "dual" else None
+        normed = self.prepare(path, is_folded)
         if normed is not None:
             h = normed(x)  # (N, H)
         else:
@@ -158,8 +163,10 @@ class _FusedBlock:
         x = linear(h, self.down.weight, self.down.bias, residual=x)  # (N, D)
         return (x if self.post_norm is None else self.post_norm(x)), None
 
-    def _normed(self) -> "_NormedHidden | None":
-        """Return the hidden layer with the norm in it, made once; None where there is none: see `apart`."""
+    def prepare(self, path: HiddenPath, is_folded: bool) -> "_NormedHidden | None":
+        """Return the hidden layer with the norm in it, made once; None where there is none to be: see `apart`."""
+        if path != "dual" or not is_folded:
+            return None
         norm, gate = self.pre_norm, self.hidden.gate
         if self._folded is not None or self.apart is not None or norm is None or gate is None:
             return self._folded

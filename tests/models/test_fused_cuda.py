@@ -332,17 +332,21 @@ def test_where_capture_fails_the_launches_are_plain_and_the_status_says_why(
     assert faults(on_a_gpu, "fused", {3: 4}) == []
 
 
+@pytest.mark.parametrize(
+    ("message", "told"), [("no graphs today", "RuntimeError: no graphs today"), ("", "RuntimeError")]
+)
 def test_a_run_that_meets_a_failing_capture_says_so_in_the_status(
-    on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch
+    message: str, told: str, on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def capture(run: Any, held: Tensor, pool: Any) -> Any:
-        raise RuntimeError("no graphs today")
+        raise RuntimeError(message)
 
     monkeypatch.setattr(fused_cuda, "captured", capture)
     on_a_gpu.run(torch.zeros(2, 19), "fused")
     status = on_a_gpu.backends["fused"]
     assert status.state == "cold"
-    assert str(status.note).endswith("no graphs today")
+    assert str(status.note).endswith(f"whose capture failed with {told}")
+    assert plan_of(on_a_gpu).note is plan_of(on_a_gpu).note  # written when a bucket is readied, not on each run
 
 
 def test_a_kernel_that_fails_is_no_matter_of_capturing(on_a_gpu: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
