@@ -8,22 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+from kernels.flags import Parser, positive
+from kernels.names import DTYPE_NAMES, OPS
 
 if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-
-NAMES = ["float32", "float16", "bfloat16"]  # of dtypes
-
-
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with 2."""
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -173,7 +166,7 @@ def tune(options: argparse.Namespace) -> int:
     tiles_for = few_candidates if options.few else candidates
     tiles.TABLES.mkdir(exist_ok=True)
     path, entries, left_out = tiles.TABLES / f"{arch}.json", [], 0
-    for op in sorted(options.ops, key=tiles.OPS.index):  # a folded norm is compared with the tiles found before
+    for op in sorted(options.ops, key=OPS.index):  # a folded norm is compared with the tiles found before
         wanted = problems([op], options.dtypes, options.widths, options.rows)
         found = tune(wanted, arch, device, tiles_for=tiles_for, deadline=deadline)
         left_out += len(wanted) - len(found)
@@ -216,13 +209,17 @@ def _aot_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--out", type=Path, metavar="DIR", help="write the machine code here")
     command.add_argument("--markdown", type=Path, metavar="FILE", help="write a table here, one row a tile")
     command.add_argument("--cache", type=Path, metavar="DIR", help="keep compiled code here; ~/.cache if not given")
-    command.add_argument("--jobs", type=_positive, metavar="N", help="compiling processes; one a core if not given")
+    command.add_argument("--jobs", type=positive, metavar="N", help="compiling processes; one a core if not given")
 
 
 def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "check", check)
     command.add_argument(
-        "--dtypes", type=_list(_one_of(NAMES)), default=NAMES, metavar="DTYPE,...", help="default: all"
+        "--dtypes",
+        type=_list(_one_of(DTYPE_NAMES)),
+        default=list(DTYPE_NAMES),
+        metavar="DTYPE,...",
+        help="default: all",
     )
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
 
@@ -230,27 +227,26 @@ def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _roof_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "roof", roof)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
-    command.add_argument("--threads", type=_positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
+    command.add_argument("--threads", type=positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
 
 
 def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "bench", bench)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
-    command.add_argument("--rows", type=_list(_positive), metavar="N,...", help="row counts")
-    command.add_argument("--repetitions", type=_positive, default=15, metavar="N", help="default: %(default)s")
-    command.add_argument("--threads", type=_positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
+    command.add_argument("--rows", type=_list(positive), metavar="N,...", help="row counts")
+    command.add_argument("--repetitions", type=positive, default=15, metavar="N", help="default: %(default)s")
+    command.add_argument("--threads", type=positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
     command.add_argument("--compiled", action="store_true", help="measure torch.compile as well, on a GPU")
 
 
 def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "tune", tune)
-    ops = ["gated_linear", "rms_gated_linear", "linear"]
-    command.add_argument("--ops", type=_list(_one_of(ops)), default=ops, metavar="OP,...", help="default: all")
-    command.add_argument("--dtypes", type=_list(_one_of(NAMES)), default=["bfloat16"], metavar="DTYPE,...")
+    command.add_argument("--ops", type=_list(_one_of(OPS)), default=list(OPS), metavar="OP,...", help="default: all")
+    command.add_argument("--dtypes", type=_list(_one_of(DTYPE_NAMES)), default=["bfloat16"], metavar="DTYPE,...")
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
-    command.add_argument("--rows", type=_list(_positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
+    command.add_argument("--rows", type=_list(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
-    command.add_argument("--seconds", type=_positive, metavar="N", help="begin no shape after so long")
+    command.add_argument("--seconds", type=positive, metavar="N", help="begin no shape after so long")
 
 
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:
@@ -259,12 +255,6 @@ def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: obj
     command.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     command.set_defaults(run=run)
     return command
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number above zero, got {text!r}")
-    return int(text)
 
 
 def _list(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
@@ -287,7 +277,7 @@ def _width(text: str) -> tuple[int, int]:
     sizes = text.split("x")
     if len(sizes) != 2:
         raise argparse.ArgumentTypeError(f"expected INxOUT, such as 768x3072, got {text!r}")
-    return _positive(sizes[0]), _positive(sizes[1])
+    return positive(sizes[0]), positive(sizes[1])
 
 
 if __name__ == "__main__":

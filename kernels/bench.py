@@ -44,7 +44,8 @@ class Row(NamedTuple):
 
     Args:
         op: the operator, with what is fused into it.
-        way: "eager", "compiled", "liger", "triton", "plain" or "packed for N rows".
+        way: on a GPU "eager", "compiled", "liger" or "triton"; on a CPU "plain", "packed for N" rows
+            or "fewer passes".
         dtype: of the operands.
         shape: rows, in, out.
         is_cold: whether the caches were flushed before each repetition.

@@ -1,5 +1,6 @@
 """Gated linear layer, act(x Wg' + bg) * (x Wu' + bu): one kernel for both products, which reads x once.
 
+Given an eps, the kernel also takes the RMSNorm of x, without its weight: see kernels/rms_gated_linear.py.
 Reads MK + 2NK and writes MN elements for 4MNK FLOPs. Two products and a gated activation write and read 4MN more.
 """
 
@@ -20,7 +21,7 @@ from kernels.operands import (
     takes_tma,
     with_descriptors,
 )
-from kernels.tiles import GROUP_M, Tile, arch_of, gated_linear_tile, listed_tile, rms_gated_linear_tile, tile_of_program
+from kernels.tiles import GROUP_M, Tile, arch_of, default_tile, listed_tile, tile_of_program
 
 OP = "gated_linear"
 
@@ -204,7 +205,7 @@ def _gated_linear(
     out = x.new_empty((*x.shape[:-1], gate_weight.shape[0]))
     rows = as_rows(x)
     tile = choose_tile(OP, rows, gate_weight, up_weight)
-    launch(as_rows(out), rows, gate_weight, up_weight, gate_bias, up_bias, activation, tile)
+    launch(OP, as_rows(out), rows, gate_weight, up_weight, gate_bias, up_bias, activation, tile)
     return out
 
 
@@ -247,11 +248,12 @@ def choose_tile(op: str, x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> T
     """Return the tile listed for `op`, (rows, in) and the weights, or the default where none is or can be fed."""
     tile = listed_tile(op, arch_of(x.device), x.dtype, *x.shape, gate_weight.shape[0])
     if tile is None or (tile.feed == "tma" and not takes_tma(x, gate_weight, up_weight)):
-        return gated_linear_tile(x.dtype, x.shape[0]) if op == OP else rms_gated_linear_tile(x.dtype, x.shape[0])
+        return default_tile(op, x.dtype, x.shape[0], gate_weight.shape[0], multiprocessor_count(x))
     return tile
 
 
 def launch(
+    op: str,
     out: Tensor,
     x: Tensor,
     gate_weight: Tensor,
@@ -262,8 +264,8 @@ def launch(
     tile: Tile,
     eps: float | None = None,
 ) -> None:
-    """Fill `out`, (rows, out), from checked operands, x as (rows, in); with `eps`, x is normed first."""
-    with launch_on(OP if eps is None else f"rms_{OP}", x):
+    """Fill `out`, (rows, out), of `op` from checked operands, x as (rows, in); with `eps`, x is normed first."""
+    with launch_on(op, x):
         (M, K), N = x.shape, gate_weight.shape[0]
         if M == 0:
             return

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kernels.interpreter import INTERPRETED
 
+# The multiprocessors of an H200: what tensors on no GPU stand for, so that the interpreter meets its splits.
+INTERPRETED_MULTIPROCESSORS = 132
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -72,9 +75,11 @@ def launch_on(op: str, tensor: Tensor) -> AbstractContextManager[object]:
 def multiprocessor_count(tensor: Tensor) -> int:
     """Count the multiprocessors (compute units on ROCm) that `tensor`'s device spreads programs over.
 
-    The interpreter runs programs one by one; it takes the count of an H200, so that it meets the same splits.
+    The interpreter runs programs one by one, as for `INTERPRETED_MULTIPROCESSORS`.
     """
-    return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 132
+    if not tensor.is_cuda:
+        return INTERPRETED_MULTIPROCESSORS
+    return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
 def takes_tma(*operands: Tensor) -> bool:

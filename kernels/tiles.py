@@ -18,9 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.names import DTYPE_NAMES, OPS
+from kernels.operands import INTERPRETED_MULTIPROCESSORS
+
 TABLES = Path(__file__).with_suffix("")
-OPS = ("gated_linear", "rms_gated_linear", "linear")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 SOURCES = ("computed", "measured")
 
 # Programs run eight rows of tiles at a time, so that both operands' tiles are found in L2.
@@ -115,7 +117,8 @@ class Entry(NamedTuple):
         most_rows: last one; None: any above.
         tile: to run with.
         source: "computed" or "measured".
-        is_folded: of rms_gated_linear: whether it was measured to be faster than rms_norm and gated_linear.
+        is_folded: of rms_gated_linear: whether it was measured to be faster than rms_norm and gated_linear, by more
+            than the repetitions spread.
     """
 
     op: str
@@ -155,7 +158,9 @@ NOTES = {
     "torch": str,
     "triton": str,
     "microseconds": float,
+    "spread_microseconds": list,
     "separate_microseconds": float,
+    "separate_spread_microseconds": list,
     "rows_measured": int,
 }
 SIZES = ("block_m", "block_n", "block_k", "num_warps", "num_stages")
@@ -248,6 +253,12 @@ def is_norm_folded(arch: str | None, dtype: torch.dtype, rows: int, in_features:
     return entry is not None and entry.is_folded
 
 
+def is_measured(op: str, arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> bool:
+    """Tell whether the tile that the table of `arch` lists for this shape was measured. Raises as `read_table` does."""
+    entry = _listed(op, arch, dtype, rows, in_features, out_features)
+    return entry is not None and entry.source == "measured"
+
+
 def _listed(
     op: str, arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int
 ) -> Entry | None:
@@ -279,7 +290,7 @@ def arch_of(device: torch.device) -> str | None:
 def shipped(op: str, dtype: torch.dtype, arch: str) -> list[Tile]:
     """List the tiles that `op`, one of `OPS`, may run with in `dtype` on `arch`, each once."""
     rows = (1, 17, 33, 65, 129, 65536)
-    multiprocessors = 132  # any count: by 65,536 rows every tile has been chosen
+    multiprocessors = INTERPRETED_MULTIPROCESSORS  # any count: by 65,536 rows every tile has been chosen
     defaults = (default_tile(op, dtype, each, 4096, multiprocessors) for each in rows)
     listed = (entry.tile for entry in table(arch) if (entry.op, entry.dtype) == (op, dtype))
     return list(dict.fromkeys((*defaults, *listed)))

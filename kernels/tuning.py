@@ -22,10 +22,9 @@ from kernels.numerics import disagreement
 from kernels.operands import multiprocessor_count
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear_torch
-from kernels.roof import interleaved
-from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, default_tile, split_k
+from kernels.roof import Timing, interleaved
+from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, default_tile, is_measured, split_k
 
-H200_MULTIPROCESSORS = 132
 ACTIVATION, EPS = "gelu_tanh", 1e-6
 SEPARATE = "rms_norm, gated_linear"
 
@@ -59,7 +58,7 @@ def problems(
     ]
 
 
-def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
+def candidates(problem: Problem, arch: str, multiprocessors: int) -> Iterator[Tile]:  # noqa: ARG001
     """List tiles worth measuring: no taller than the rows ask for, and few enough accumulators not to spill."""
     tallest = max(16, min(128, triton.next_power_of_2(problem.rows)))
     accumulators = 1 if problem.op == "linear" else 2
@@ -73,12 +72,15 @@ def candidates(problem: Problem, arch: str) -> Iterator[Tile]:
             yield tile
 
 
-def few_candidates(problem: Problem, arch: str) -> Iterator[Tile]:
-    """List the computed default and those `candidates` that differ from it in one thing: a tenth of them."""
+def few_candidates(problem: Problem, arch: str, multiprocessors: int) -> Iterator[Tile]:
+    """List the computed default for so many multiprocessors, and those `candidates` that differ from it in one thing.
+
+    They are a tenth of them.
+    """
     dtype = DTYPES[problem.dtype]
-    default = default_tile(problem.op, dtype, problem.rows, problem.out_features, H200_MULTIPROCESSORS)
+    default = default_tile(problem.op, dtype, problem.rows, problem.out_features, multiprocessors)
     yield default
-    for tile in candidates(problem, arch):
+    for tile in candidates(problem, arch, multiprocessors):
         if sum(mine != its for mine, its in zip(tile, default, strict=True)) == 1:
             yield tile
 
@@ -88,18 +90,22 @@ def tune(
     arch: str,
     device: torch.device,
     repetitions: int = 10,
-    tiles_for: Callable[[Problem, str], Iterator[Tile]] = candidates,
+    tiles_for: Callable[[Problem, str, int], Iterator[Tile]] = candidates,
     deadline: float = math.inf,
 ) -> list[dict[str, Any]]:
     """Measure every candidate of every problem and return the fastest as table entries.
 
     A candidate that does not compile, does not fit the chip or is wrong is no candidate. To compare a folded norm with
-    one of its own, the table has to hold the tiles of gated_linear by then. No problem is begun after `deadline`, by
-    the clock of `time.monotonic`: the entries are of as many problems as they are, from the first on.
+    one of its own, the table has to hold measured tiles of gated_linear by then. No problem is begun after `deadline`,
+    by the clock of `time.monotonic`: the entries are of as many problems as they are, from the first on.
 
     Raises:
-        RuntimeError: no candidate of a problem is left.
+        RuntimeError: no candidate of a problem is left, or a folded norm has nothing measured to be compared with.
     """
+    if time.monotonic() > deadline:
+        return []
+    for problem in wanted:
+        _refuse_what_has_no_rival(problem, arch)
     entries = []
     with Progress("tune", len(wanted)) as progress, torch.no_grad():
         for problem in wanted:
@@ -108,7 +114,7 @@ def tune(
             operands, eager, exact = _operands(problem, device)
             calls: dict[str, Callable[[], object]] = {}
             tiles: dict[str, Tile] = {}
-            for tile in tiles_for(problem, arch):
+            for tile in tiles_for(problem, arch, multiprocessor_count(operands[0])):
                 try:
                     result = _run(problem, operands, tile)
                 except Exception:  # noqa: S112  # the compiler throws many kinds, and each means the same here
@@ -120,11 +126,23 @@ def tune(
             if problem.op == "rms_gated_linear":
                 weight = torch.ones(problem.in_features, dtype=operands[0].dtype, device=device)
                 calls[SEPARATE] = partial(_run_separate, operands, weight)
-            medians = {name: each.median_s for name, each in interleaved(calls, device, repetitions).items()}
-            best = min(tiles, key=lambda name: medians[name])
-            entries.append(_entry(problem, tiles[best], medians[best], medians.get(SEPARATE), device))
+            timings = interleaved(calls, device, repetitions)
+            best = min(tiles, key=lambda name: timings[name].median_s)
+            entries.append(_entry(problem, tiles[best], timings[best], timings.get(SEPARATE), device))
             progress.step(f"{problem.op} {problem.dtype} {problem.rows}x{problem.in_features}x{problem.out_features}")
     return entries
+
+
+def _refuse_what_has_no_rival(problem: Problem, arch: str) -> None:
+    if problem.op != "rms_gated_linear":
+        return
+    shape = problem.rows, problem.in_features, problem.out_features
+    if not is_measured("gated_linear", arch, DTYPES[problem.dtype], *shape):
+        raise RuntimeError(
+            f"tune: expected a measured tile of gated_linear to compare rms_gated_linear with, got none for "
+            f"{problem.dtype}, {'x'.join(map(str, shape))}, on {arch}: tune it first, or with it, --ops "
+            "gated_linear,rms_gated_linear"
+        )
 
 
 def _operands(problem: Problem, device: torch.device) -> tuple[list[Tensor], Tensor, Tensor]:
@@ -151,7 +169,7 @@ def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
     out = x.new_empty((problem.rows, problem.out_features))
     if problem.op != "linear":
         eps = EPS if problem.op == "rms_gated_linear" else None
-        gated_linear.launch(out, x, operands[1], operands[2], None, None, ACTIVATION, tile, eps)
+        gated_linear.launch(problem.op, out, x, operands[1], operands[2], None, None, ACTIVATION, tile, eps)
     else:
         shape = problem.rows, problem.in_features, problem.out_features
         split = 1 if tile.feed == "tma" else split_k(tile, *shape, multiprocessor_count(x))
@@ -165,13 +183,22 @@ def _run_separate(operands: Sequence[Tensor], norm_weight: Tensor) -> Tensor:
 
 
 def _entry(
-    problem: Problem, tile: Tile, median_s: float, separate_s: float | None, device: torch.device
+    problem: Problem, tile: Tile, timing: Timing, separate: Timing | None, device: torch.device
 ) -> dict[str, Any]:
+    """Make a table's entry; a norm is folded where that is faster by more than the repetitions spread.
+
+    A tie is none: folding holds gate and up a second time.
+    """
     sizes = {name: getattr(tile, name) for name in (*SIZES, "feed")}
     values = {name: value for name, value in problem._asdict().items() if name != "rows"}
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    folding = {} if separate_s is None else {"is_folded": median_s < separate_s}
-    compared = {} if separate_s is None else {"separate_microseconds": _microseconds(separate_s)}
+    folding, compared = {}, {}
+    if separate is not None:
+        folding = {"is_folded": timing.high_s < separate.low_s}
+        compared = {
+            "separate_microseconds": _microseconds(separate.median_s),
+            "separate_spread_microseconds": [_microseconds(separate.low_s), _microseconds(separate.high_s)],
+        }
     return values | {
         "tile": sizes,
         "source": "measured",
@@ -179,7 +206,8 @@ def _entry(
         "device": name,
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "microseconds": _microseconds(median_s),
+        "microseconds": _microseconds(timing.median_s),
+        "spread_microseconds": [_microseconds(timing.low_s), _microseconds(timing.high_s)],
         **compared,
         "rows_measured": problem.rows,
     }

@@ -44,7 +44,7 @@ def check(result: Tensor, args: Operands, activation: str) -> str | None:
 
 def launch(module: ModuleType, args: Operands, activation: str, tile: Tile = SMALL) -> Tensor:
     out = torch.full((args[0].shape[0], args[1].shape[0]), torch.nan, dtype=args[0].dtype, device=args[0].device)
-    module.launch(out, *args, activation, tile)
+    module.launch(op.OP, out, *args, activation, tile)
     return out
 
 
@@ -89,7 +89,7 @@ def launch_within_nan(module: ModuleType, args: Operands) -> tuple[Tensor, Tenso
     shape = x.shape[0], gate_weight.shape[0]
     band = torch.full([size + 64 for size in shape], torch.nan, dtype=x.dtype, device=x.device)
     out = band[24 : 24 + shape[0], 24 : 24 + shape[1]]
-    module.launch(out, x, gate_weight, up_weight, gate_bias, up_bias, "silu", SMALL)
+    module.launch(op.OP, out, x, gate_weight, up_weight, gate_bias, up_bias, "silu", SMALL)
     return out, band
 
 
@@ -133,7 +133,7 @@ def test_leading_dimensions_are_kept(dtype: torch.dtype, leading: tuple[int, ...
 def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch.device) -> None:
     args = operands(3, 19, 3, torch.float16, device)
     out = far_apart(torch.full((3, 3), torch.nan))
-    op.launch(out, far_apart(args[0]), far_apart(args[1]), far_apart(args[2]), args[3], args[4], "silu", SMALL)
+    op.launch(op.OP, out, far_apart(args[0]), far_apart(args[1]), far_apart(args[2]), args[3], args[4], "silu", SMALL)
     assert check(out, args, "silu") is None
 
 

@@ -1,9 +1,11 @@
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import gated_linear as op
 from kernels import rms_gated_linear as wrapper
@@ -55,7 +57,7 @@ def check(result: Tensor, args: Operands, norm_weight: Tensor, activation: str, 
 
 def launch(module: ModuleType, args: Operands, activation: str, tile: Tile = SMALL, eps: float = EPS) -> Tensor:
     out = torch.full((args[0].shape[0], args[1].shape[0]), torch.nan, dtype=args[0].dtype, device=args[0].device)
-    module.launch(out, *args, activation, tile, eps)
+    module.launch(wrapper.OP, out, *args, activation, tile, eps)
     return out
 
 
@@ -104,7 +106,7 @@ def test_reads_and_writes_only_its_operands(dtype: torch.dtype, device: torch.de
     inner = within_nan(x), within_nan(gate), within_nan(up), gate_bias, up_bias
     band = torch.full((19 + 64, 21 + 64), torch.nan, dtype=dtype, device=device)
     out = band[24:43, 24:45]
-    op.launch(out, *inner, "silu", SMALL, EPS)
+    op.launch(wrapper.OP, out, *inner, "silu", SMALL, EPS)
     assert check(out, args, norm_weight, "silu") is None
     out.fill_(torch.nan)
     assert band.isnan().all()
@@ -124,7 +126,7 @@ def test_offsets_pass_int32(far_apart: Callable[[Tensor], Tensor], device: torch
     x, gate_weight, up_weight, gate_bias, up_bias = folded(args, norm_weight)
     out = far_apart(torch.full((3, 3), torch.nan))
     apart = far_apart(x), far_apart(gate_weight), far_apart(up_weight)
-    op.launch(out, *apart, gate_bias, up_bias, "silu", SMALL, EPS)
+    op.launch(wrapper.OP, out, *apart, gate_bias, up_bias, "silu", SMALL, EPS)
     assert check(out, args, norm_weight, "silu") is None
 
 
@@ -159,6 +161,7 @@ POINTERS = [
 FED = [
     ("\n            gate *= scale", ""),
     ("\n            up *= scale", ""),
+    ("\n            scale = tl.rsqrt(squares / K + eps)", "\n            scale = tl.rsqrt(squares / K)"),
     ("\n            scale = tl.rsqrt(squares / K + eps)", "\n            scale = tl.rsqrt(squares / N + eps)"),
     ("\n                squares += _sum_of_squares(x)", "\n                squares = _sum_of_squares(x)"),
 ]
@@ -235,6 +238,24 @@ def test_a_weight_is_folded_with_one_rounding(dtype: torch.dtype) -> None:
     (_, weight, *_), norm_weight = operands(1, 57, 19, dtype, torch.device("cpu"))
     assert torch.equal(fold_norm(weight, norm_weight), (weight.double() * norm_weight.double()).to(dtype))
     assert torch.equal(fold_norm(weight, torch.ones(57, dtype=dtype)), weight)
+
+
+def test_a_weight_is_folded_some_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, Tensor) and result.dtype == torch.float64 and result.ndim == 2:
+                held.append(result.shape[0])
+            return result
+
+    held: list[int] = []
+    (_, weight, *_), norm_weight = operands(1, 57, 19, torch.bfloat16, torch.device("cpu"))
+    expected = (weight.double() * norm_weight.double()).bfloat16()
+    monkeypatch.setattr(wrapper, "FOLDED_ROWS", 8)
+    with Watch():  # type: ignore[no-untyped-call]
+        folded = fold_norm(weight, norm_weight)
+    assert torch.equal(folded, expected)
+    assert max(held) == 8
 
 
 @pytest.mark.parametrize(("weight", "scale"), [(0.02, 2.0**-14), (400.0, 2.0**9)], ids=["too small", "too large"])

@@ -1,6 +1,6 @@
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,8 @@ import torch
 
 from kernels import gated_linear, tiles, tuning
 from kernels.__main__ import main
+from kernels.numerics import disagreement
+from kernels.rms_gated_linear import rms_gated_linear_torch
 from kernels.roof import Timing
 from kernels.tiles import Tile, read_table
 from kernels.tuning import Problem, candidates, few_candidates, merged, problems, tune, write_entries
@@ -22,17 +24,58 @@ def test_row_counts_are_covered_without_a_gap_and_without_an_end() -> None:
 @pytest.mark.parametrize("op", ["linear", "gated_linear", "rms_gated_linear"])
 @pytest.mark.parametrize("rows", [1, 64, 8192])
 def test_candidates_are_what_triton_takes_and_what_the_chip_has(op: str, rows: int, arch: str) -> None:
-    found = list(candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch))
+    found = list(candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch, 132))
     assert len(found) > 8
     assert len(set(found)) == len(found)
     assert any(tile.feed == "tma" for tile in found) == (arch == "sm_90" and rows >= 64)
     assert all(tile.block_m <= max(16, rows) for tile in found)
-    few = list(few_candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch))
+    few = list(few_candidates(Problem(op, "bfloat16", 768, 3072, rows, rows, rows), arch, 132))
     assert 2 < len(few) < len(found) / 2
     assert len(set(few)) == len(few)
     assert few[0] in tiles.shipped(op, torch.bfloat16, "gfx942")
 
 
+def test_the_computed_default_is_that_of_the_gpu_at_hand(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem("linear", "bfloat16", 768, 3072, 512, 1, None)
+    few, many = (next(few_candidates(problem, "sm_90", count)) for count in (108, 304))
+    assert (few.block_m, many.block_m) == (128, 64)
+    asked: list[int] = []
+
+    def tiles_for(_: Problem, __: str, multiprocessors: int) -> Iterator[Tile]:
+        asked.append(multiprocessors)
+        return iter([Tile(16, 16, 32, 4, 3)])
+
+    monkeypatch.setattr(tuning, "multiprocessor_count", lambda _: 7)
+    tune(problems(["linear"], ["float16"], [(40, 24)], [3]), "sm_90", device, 2, tiles_for)
+    assert asked == [7]
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where tables stand, one for sm_90 with a tile of gated_linear that was measured for up to 8 rows."""
+    tile = dict(zip(tiles.SIZES, (16, 16, 32, 4, 3), strict=True))
+    at = {"op": "gated_linear", "dtype": "float16", "in_features": 40, "out_features": 24}
+    entries = [
+        {**at, "least_rows": 1, "most_rows": 8, "tile": tile, "source": "measured"},
+        {**at, "least_rows": 9, "most_rows": None, "tile": tile, "source": "computed"},
+    ]
+    (tmp_path / "sm_90.json").write_text(json.dumps(entries))
+    monkeypatch.setattr(tiles, "TABLES", tmp_path)
+    tiles.forget_tables()
+    yield tmp_path
+    tiles.forget_tables()
+
+
+@pytest.mark.parametrize(("rows", "arch"), [([3, 64], "sm_90"), ([3], "sm_80")])
+def test_a_folded_norm_is_not_compared_with_what_is_not_tuned(
+    rows: list[int], arch: str, tables: Path, device: torch.device
+) -> None:
+    wanted = problems(["rms_gated_linear"], ["float16"], [(40, 24)], rows)
+    with pytest.raises(RuntimeError, match=rf"got none for float16, {rows[-1]}x40x24, on {arch}: tune it first, or"):
+        tune(wanted, arch, device, 2)
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize("op", ["linear", "gated_linear", "rms_gated_linear"])
 def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
     op: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
@@ -40,7 +83,7 @@ def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
     good, broken = Tile(16, 16, 32, 4, 3), Tile(16, 24, 32, 4, 3)  # 24 is no power of two
     wanted = problems([op], ["float16"], [(40, 24)], [3])
     entries = tune(wanted, "sm_90", device, 2, lambda *_: iter([broken, good]))
-    path = tmp_path / "sm_90.json"
+    path = tmp_path / "new.json"
     write_entries(entries, path)
     (entry,) = read_table(path)
     assert (entry.op, entry.tile, entry.source) == (op, good, "measured")
@@ -51,7 +94,7 @@ def test_the_fastest_that_works_becomes_an_entry_that_can_be_read(
 
 
 def test_a_wrong_candidate_is_none(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_linear, "launch", lambda out, *_: out.zero_())
+    monkeypatch.setattr(gated_linear, "launch", lambda _, out, *__: out.zero_())
     with pytest.raises(RuntimeError, match="no candidate works"):
         tune(problems(["gated_linear"], ["float32"], [(40, 24)], [3]), "sm_90", device, 2)
 
@@ -67,7 +110,8 @@ def test_new_entries_replace_those_of_the_same_widths_and_come_first() -> None:
     assert merged(new[:1], old) == [new[0], *old]  # for above 4 rows nothing was measured
 
 
-@pytest.mark.parametrize(("folded_s", "is_folded"), [(2e-5, True), (4e-5, False)])
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(("folded_s", "is_folded"), [(2e-5, True), (2.8e-5, False), (4e-5, False)])
 def test_a_folded_norm_is_compared_with_one_of_its_own(
     folded_s: float, is_folded: bool, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,17 +120,29 @@ def test_a_folded_norm_is_compared_with_one_of_its_own(
     def timed(calls: dict[str, Callable[[], torch.Tensor]], *_: object) -> dict[str, Timing]:
         results.update({name: call() for name, call in calls.items()})
         seconds = {name: 3e-5 if name == tuning.SEPARATE else folded_s for name in calls}
-        return {name: Timing(each, each, each, 1) for name, each in seconds.items()}
+        return {name: spread(each) for name, each in seconds.items()}
 
     monkeypatch.setattr(tuning, "interleaved", timed)
     wanted = problems(["rms_gated_linear"], ["float16"], [(40, 24)], [3])
     entries = tune(wanted, "sm_90", device, 2, lambda *_: iter([Tile(16, 16, 32, 4, 3)]))
-    folded, separate = results.values()
-    torch.testing.assert_close(folded, separate, rtol=1e-2, atol=1e-3)
-    write_entries(entries, tmp_path / "sm_90.json")
-    (entry,) = read_table(tmp_path / "sm_90.json")
+    operands = tuning._operands(wanted[0], device)[0]
+    eager, exact = (
+        rms_gated_linear_torch(*each, activation=tuning.ACTIVATION, eps=tuning.EPS)
+        for each in (operands, [it.double() for it in operands])
+    )
+    assert tuning.SEPARATE in results
+    assert [disagreement(each, eager, exact) for each in results.values()] == [None, None]
+    write_entries(entries, tmp_path / "new.json")
+    (entry,) = read_table(tmp_path / "new.json")
     assert entry.is_folded == is_folded
-    assert (entries[0]["microseconds"], entries[0]["separate_microseconds"]) == (folded_s * 1e6, 30.0)
+    (found,) = entries
+    assert (found["microseconds"], found["separate_microseconds"]) == (pytest.approx(folded_s * 1e6), 30.0)
+    assert found["separate_spread_microseconds"] == [27.0, 33.0]
+    assert found["spread_microseconds"] == pytest.approx([folded_s * 0.9e6, folded_s * 1.1e6])
+
+
+def spread(median_s: float) -> Timing:
+    return Timing(median_s, median_s * 0.9, median_s * 1.1, 10)
 
 
 def test_no_problem_is_begun_after_the_deadline(device: torch.device) -> None:
@@ -105,8 +161,8 @@ def test_the_command_writes_each_ops_tiles_before_what_is_compared_with_them(
         assert options["tiles_for"] is few_candidates
         seen.append((wanted[0].op, tiles.listed_tile("gated_linear", arch, torch.float16, 3, 40, 24)))
         done = wanted[: len(wanted) - left_out * (wanted[0].op == "rms_gated_linear")]
-        seconds = {each: 2e-5 if each.op == "rms_gated_linear" else None for each in done}
-        return [tuning._entry(each, tile, 1e-5, seconds[each], torch.device("cpu")) for each in done]
+        rivals = {each: spread(2e-5) if each.op == "rms_gated_linear" else None for each in done}
+        return [tuning._entry(each, tile, spread(1e-5), rivals[each], torch.device("cpu")) for each in done]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -137,7 +193,7 @@ def test_without_a_gpu_nothing_is_measured(capsys: pytest.CaptureFixture[str]) -
     ("options", "message"),
     [
         (["--widths", "768", "--rows", "1"], "expected INxOUT, such as 768x3072, got '768'"),
-        (["--widths", "768x3072", "--rows", "0"], "expected a whole number above zero, got '0'"),
+        (["--widths", "768x3072", "--rows", "0"], "expected a positive integer, got '0'"),
         (
             ["--widths", "768x3072", "--rows", "1", "--ops", "norm"],
             "expected one of gated_linear, rms_gated_linear, linear, got 'norm'",
