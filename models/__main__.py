@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 
+from kernels.flags import Parser
 from models.errors import MLPError
-from models.flags import Parser
 
 # Name to one line of help. Only the chosen one's module is imported, and PyTorch only when it runs.
 COMMANDS = {

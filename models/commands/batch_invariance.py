@@ -3,8 +3,8 @@
 import argparse
 
 from kernels.progress import Progress
-from models import measuring
-from models.flags import names, row_counts
+from models.commands import measuring
+from models.commands.flags import names, row_counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,6 @@ def run(options: argparse.Namespace) -> None:
         engine = measuring.warm_engine(options, dtype, max(options.rows))
         with Progress(f"comparing in {dtype}") as progress:
             found += batch_invariance.measure(engine, options.rows, progress)
-    conditions = measuring.conditions_of(engine, dtype=", ".join(options.dtype))
+    conditions = measuring.print_conditions(engine, dtype=", ".join(options.dtype))
     print(batch_invariance.table(found))
     measuring.write(options.json, {"conditions": conditions, "batch_invariance": [it.to_dict() for it in found]})

@@ -2,9 +2,10 @@
 
 import argparse
 
+from kernels.flags import positive
 from kernels.progress import Progress
-from models import measuring
-from models.flags import positive, row_counts
+from models.commands import measuring
+from models.commands.flags import row_counts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +28,7 @@ def run(options: argparse.Namespace) -> None:
     with Progress("measuring") as progress:
         found = bench.bench(engine, options.rows, roof, options.repetitions, options.cold, progress)
     means = bench.geometric_means(found)
-    conditions = measuring.conditions_of(engine)
+    conditions = measuring.print_conditions(engine)
     print(f"roof: {described(roof)}; {options.repetitions} rounds, {'cold' if options.cold else 'warm'}")
     print(bench.table(found))
     for name, mean in means.items():

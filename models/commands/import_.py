@@ -4,16 +4,17 @@ import argparse
 from pathlib import Path
 
 from kernels.progress import Progress
-from models import output, weights
+from models import weights
 from models.architectures import ARCHITECTURES
+from models.commands import model_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = f"{__doc__} A model_type is one of {', '.join(ARCHITECTURES)}."
     parser.add_argument("source", type=Path, metavar="SRC", help="directory with config.json and model.safetensors")
-    output.add_arguments(parser)
-    output.add_name(parser)
+    model_directory.add_arguments(parser)
+    model_directory.add_name(parser)
     parser.add_argument("--layers", type=layers, default=(None, None), metavar="A:B", help="A included, B not")
 
 
@@ -21,9 +22,9 @@ def run(options: argparse.Namespace) -> None:
     """Import it, one tensor at a time."""
     from models.importers import Checkpoint
 
-    output.refuse_a_model(options)
-    checkpoint = Checkpoint(options.source, output.name(options), options.layers)
-    with output.directory(options.out), Progress(f"reading {options.source}") as progress:
+    model_directory.refuse_a_model(options)
+    checkpoint = Checkpoint(options.source, model_directory.name(options), options.layers)
+    with model_directory.directory(options.out), Progress(f"reading {options.source}") as progress:
         weights.stream(options.out, checkpoint.layout, checkpoint.tensors(progress))
         checkpoint.config.save(options.out)
     print(f"{options.out}: {checkpoint.config.size}")

@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernels.flags import positive
 from kernels.progress import Progress
+from models.commands.flags import names
 from models.errors import InputError
-from models.flags import names, positive
 
 if TYPE_CHECKING:
     from models.engine import Engine
@@ -49,8 +50,8 @@ def warm_engine(options: argparse.Namespace, dtype: str, max_rows: int) -> "Engi
     return engine
 
 
-def conditions_of(engine: "Engine", **changes: str | int) -> dict[str, Any]:
-    """Return the conditions of what was measured, the model among them, and print them."""
+def print_conditions(engine: "Engine", **changes: str | int) -> dict[str, Any]:
+    """Print the conditions of what was measured, and return them, the model among them."""
     from models.conditions import conditions, described
 
     facts = conditions(engine.device, engine.dtype, engine.threads) | changes

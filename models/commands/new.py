@@ -4,9 +4,10 @@ import argparse
 from typing import get_args
 
 from kernels.progress import Progress
-from models import output, weights
+from models import weights
+from models.commands import model_directory
+from models.commands.flags import finite
 from models.config import Activation, FFNConfig, InitConfig, ModelConfig, NormConfig, NormKind, NormPosition
-from models.flags import finite
 
 # What people call a gated network by its activation, and how it is asked for.
 _GATED_ACTIVATIONS = {"swiglu": ("SwiGLU", "silu"), "geglu": ("GEGLU", "gelu_tanh"), "reglu": ("ReGLU", "relu")}
@@ -15,8 +16,8 @@ _GATED_ACTIVATIONS = {"swiglu": ("SwiGLU", "silu"), "geglu": ("GEGLU", "gelu_tan
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = __doc__
-    output.add_arguments(parser)
-    output.add_name(parser)
+    model_directory.add_arguments(parser)
+    model_directory.add_name(parser)
     parser.add_argument("--dim", type=int, required=True, help="width of the residual stream")
     parser.add_argument("--hidden", type=int, required=True, help="width inside a block")
     parser.add_argument("--depth", type=int, required=True, help="number of blocks")
@@ -50,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write it."""
     config = ModelConfig(
-        name=output.name(options),
+        name=model_directory.name(options),
         in_features=options.in_features,
         out_features=options.out_features,
         dim=options.dim,
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         with Progress("drawing the weights", patience_s=0) as progress:
             progress(0, 1)
             tensors = weights.seeded(config)
-    output.write(options, config, tensors)
+    model_directory.write(options, config, tensors)
 
 
 def activation(text: str) -> str:

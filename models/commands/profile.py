@@ -6,9 +6,9 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from kernels.flags import positive
 from kernels.progress import Progress
-from models import measuring
-from models.flags import positive
+from models.commands import measuring
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
             progress(done, len(engine.backends), name)
             trace = options.trace and profile.trace_path(options.trace, name, len(engine.backends))
             profiles.append(profile.profile(engine, options.rows, name, trace))
-    conditions = measuring.conditions_of(engine) | {"forwards": profile.FORWARDS}
+    conditions = measuring.print_conditions(engine) | {"forwards": profile.FORWARDS}
     for each in profiles:
         print(profile.table(each))
     measuring.write(options.json, {"conditions": conditions, "profile": [each.to_dict() for each in profiles]})

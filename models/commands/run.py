@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kernels.flags import positive
 from kernels.progress import Progress
 from models.errors import InputError
 
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="eager", help="eager, compiled or fused; default: eager")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--threads", type=positive, help="default: as many as PyTorch takes")
     parser.add_argument("--input", type=Path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
     parser.add_argument("--output", type=Path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
 

@@ -3,13 +3,13 @@
 import argparse
 
 from kernels.progress import Progress
-from models import output
+from models.commands import model_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = __doc__
-    output.add_arguments(parser)
+    model_directory.add_arguments(parser)
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=60, help="default: %(default)s")
 
@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> None:
     from models import digits
     from models.mlp import MLP
 
-    output.refuse_a_model(options)
+    model_directory.refuse_a_model(options)
     split = digits.load_split()
     with Progress("training") as progress:
         tensors = digits.train(
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> None:
             digits.accuracy(model(rows), labels)
             for rows, labels in ((split.train_rows, split.train_labels), (split.test_rows, split.test_labels))
         ]
-    output.write(options, digits.CONFIG, tensors)
+    model_directory.write(options, digits.CONFIG, tensors)
     print(f"training images {len(split.train_rows)}, accuracy {shares[0]:.2%}")
     print(f"test images     {len(split.test_rows)}, accuracy {shares[1]:.2%} (split by seed {digits.SPLIT_SEED})")

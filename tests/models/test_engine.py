@@ -351,7 +351,7 @@ def test_what_did_not_fit_holds_no_memory_while_it_is_handled(directory: Path, m
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Eager, "__call__", fail)
-    try:
+    with pytest.raises(OutOfMemoryError) as caught:
         engine.run(torch.zeros(3, 5), "eager")
-    except OutOfMemoryError:
-        assert made[0]() is None
+    assert made[0]() is None
+    assert caught.value.rows == 3  # it is held until here, and its traceback with it

@@ -105,3 +105,13 @@ def test_run_with_a_backend_that_does_not_exist_lists_those_that_do(
     (tmp_path / "in").write_text("[]")
     line = refused(capsys, "run", "digits", "--backend", "fusd", "--input", str(tmp_path / "in"))
     assert "expected one of eager, compiled, fused, got 'fusd'" in line
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "2.5"])
+def test_threads_that_are_no_count_are_refused_before_anything_is_read(
+    count: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "digits", f"--threads={count}"])
+    assert stop.value.code == 2
+    assert f"argument --threads: expected a positive integer, got '{count}'" in capsys.readouterr().err

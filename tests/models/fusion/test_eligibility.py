@@ -33,7 +33,7 @@ def hooked() -> nn.Module:
 def replaced() -> nn.Module:
     block = MLP()
     own = block.fc1.forward
-    block.fc1.forward = lambda x: 2 * own(x)  # type: ignore[method-assign]
+    block.fc1.forward = lambda x: 2 * own(x)  # type: ignore[assignment, method-assign]
     return block
 
 
