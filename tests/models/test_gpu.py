@@ -1,9 +1,11 @@
 """The script behind `make gpu`, as far as it goes without a GPU; no test relies on how long anything takes."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     noted: list[tuple[str, ...]] = []
 
     def note(report: Report, name: str, arguments: tuple[str, ...], limit_s: float) -> None:
-        assert limit_s <= report.deadline
+        assert 0 < limit_s <= gpu.CHECK_S
         noted.append((name, *arguments))
 
     monkeypatch.setattr(gpu, "kernels_command", note)
@@ -143,6 +145,25 @@ def test_no_step_begins_after_the_budget(tmp_path: Path) -> None:
     assert report.steps[0]["state"] == "left out: no time was left"
 
 
+def test_a_step_ends_where_the_budget_does_and_none_follows(tmp_path: Path) -> None:
+    report, ended = Report(tmp_path, time.monotonic() + 0.5), []
+
+    def endless() -> None:
+        while True:
+            with suppress(Exception):  # as what tries one tile after another
+                try:
+                    time.sleep(60)
+                finally:
+                    ended.append("endless")
+
+    handler = signal.getsignal(signal.SIGALRM)
+    report.step("endless", endless)
+    report.step("next", lambda: None)
+    assert ended == ["endless"]
+    assert [it["state"] for it in report.steps] == ["stopped: no time was left", "left out: no time was left"]
+    assert signal.getsignal(signal.SIGALRM) is handler
+
+
 @pytest.mark.parametrize(
     ("code", "state"),
     [
@@ -158,10 +179,11 @@ def test_what_the_kernels_commands_end_with_is_the_state_of_the_step(
 
     def run(command: list[str], **options: Any) -> Any:
         commands.append(command)
+        assert options["timeout"] == limit_s
         return genuine([sys.executable, "-c", code], **options)
 
     monkeypatch.setattr(subprocess, "run", run)
-    limit_s = 1.0 if "sleep" in code else 60.0
+    limit_s = 0.1 if "sleep" in code else 60.0
     assert gpu.kernels_command(report, "roof", ("roof", "--threads", "1"), limit_s) == state
     file = str(report.out / "gpu-kernels-roof.json")
     assert commands == [[sys.executable, "-m", "kernels", "roof", "--threads", "1", "--json", file]]
