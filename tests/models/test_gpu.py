@@ -13,10 +13,14 @@ import pytest
 import torch
 
 from kernels.__main__ import _parser as kernels_parser
-from models import gpu
 from models.backends import paths
 from models.conditions import conditions
-from models.gpu import Report
+from models.gpu import __main__ as script
+from models.gpu import steps
+from models.gpu.page import markdown
+from models.gpu.plan import PLANS, Plan, ready_engine, write_model
+from models.gpu.report import Report
+from models.gpu.transfer import measure_transfer
 from models.staging import Passage
 
 pytestmark = pytest.mark.usefixtures("small_roof")
@@ -30,7 +34,7 @@ def report(tmp_path: Path) -> Report:
 
 @no_gpu
 def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main([]) == 2
+    assert script.main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("python -m models.gpu: error: expected a CUDA or ROCm device, torch ")
@@ -38,7 +42,7 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
 
 
 def test_figures_of_a_cpu_are_not_put_among_those_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    assert gpu.main(["--device", "cpu"]) == 2
+    assert script.main(["--device", "cpu"]) == 2
     assert "--out: expected a directory with --device cpu" in capsys.readouterr().err
 
 
@@ -48,17 +52,17 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     noted: list[tuple[str, ...]] = []
 
     def note(report: Report, name: str, arguments: tuple[str, ...], limit_s: float) -> None:
-        assert 0 < limit_s <= gpu.CHECK_S
+        assert 0 < limit_s <= steps.CHECK_S
         noted.append((name, *arguments))
 
-    monkeypatch.setattr(gpu, "kernels_command", note)
+    monkeypatch.setattr(steps, "kernels_command", note)
     return noted
 
 
 @no_gpu
 def test_a_dry_run_measures_tiny_shapes_and_writes_every_file(tmp_path: Path, commands: list[tuple[str, ...]]) -> None:
     before = paths.FILE.read_text()
-    assert gpu.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
+    assert script.main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     shape = "geglu-32x48x2"
     assert {path.name for path in tmp_path.iterdir()} == {
         *(
@@ -107,8 +111,8 @@ def test_a_backend_that_cannot_run_is_named_and_the_others_measured(
     tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("models.backends.fused.unavailable", lambda _: "no post-ops here")
-    path = gpu.write_model(tmp_path, (8, 8, 1))
-    engine, absent = gpu.ready_engine(gpu.PLANS["cpu"], path, "cpu", "float32")
+    path = write_model(tmp_path, (8, 8, 1))
+    engine, absent = ready_engine(PLANS["cpu"], path, "cpu", "float32")
     assert absent == "done without fused (no post-ops here)"
     assert list(engine.backends) == ["eager"]
 
@@ -119,9 +123,9 @@ def test_answers_that_are_not_the_engines_fail_the_step_of_the_transfer(
     result = Passage.result
     monkeypatch.setattr(Passage, "result", lambda passage: result(passage).roll(1))
     report.found["conditions"] = {}
-    path = gpu.write_model(tmp_path, (8, 8, 1))
+    path = write_model(tmp_path, (8, 8, 1))
     with pytest.raises(RuntimeError, match=r"eager, 1 rows, staged: an answer is .* from the engine's"):
-        gpu.measure_transfer(report, gpu.PLANS["cpu"], path, "cpu", "float32")
+        measure_transfer(report, PLANS["cpu"], path, "cpu", "float32")
 
 
 def test_a_step_that_fails_is_reported_and_the_next_one_taken(report: Report) -> None:
@@ -184,7 +188,7 @@ def test_what_the_kernels_commands_end_with_is_the_state_of_the_step(
 
     monkeypatch.setattr(subprocess, "run", run)
     limit_s = 0.1 if "sleep" in code else 60.0
-    assert gpu.kernels_command(report, "roof", ("roof", "--threads", "1"), limit_s) == state
+    assert steps.kernels_command(report, "roof", ("roof", "--threads", "1"), limit_s) == state
     file = str(report.out / "gpu-kernels-roof.json")
     assert commands == [[sys.executable, "-m", "kernels", "roof", "--threads", "1", "--json", file]]
 
@@ -197,22 +201,22 @@ def test_the_kernels_commands_have_the_options_that_they_are_given(
     def parse(report: Report, name: str, arguments: tuple[str, ...], limit_s: float) -> None:
         parsed.append(kernels_parser().parse_args([*arguments, "--json", name]))
 
-    monkeypatch.setattr(gpu, "kernels_command", parse)
-    plan = gpu.PLANS["cuda"]
-    assert gpu.check_operators(report, ("float32", "bfloat16")) is None
-    assert gpu.tune_operators(report, plan, "gated_linear,rms_gated_linear", (768, 3072), "bfloat16") is None
+    monkeypatch.setattr(steps, "kernels_command", parse)
+    plan = PLANS["cuda"]
+    assert steps.check_operators(report, ("float32", "bfloat16")) is None
+    assert steps.tune_operators(report, plan, "gated_linear,rms_gated_linear", (768, 3072), "bfloat16") is None
     report.write("kernels-bench", {"liger": "not installed", "rows": []})
-    assert gpu.measure_operators(report, plan) is None
+    assert steps.measure_operators(report, plan) is None
     assert sorted(it.dtypes for it in parsed[:2]) == [["bfloat16"], ["float32"]]
     tuned, benched = parsed[2:]
     assert (tuned.ops, tuned.widths) == (["gated_linear", "rms_gated_linear"], [(768, 3072)])
     assert tuple(tuned.rows) == tuple(benched.rows) == plan.rows
-    assert (tuned.few, tuned.seconds) == (True, gpu.TUNE_S)
+    assert (tuned.few, tuned.seconds) == (True, steps.TUNE_S)
 
 
 def test_each_dtype_that_fails_its_check_is_named(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "kernels_command", lambda _, name, *__: "is wrong" if name == "check-float16" else None)
-    assert gpu.check_operators(report, ("float32", "float16")) == "float16 is wrong"
+    monkeypatch.setattr(steps, "kernels_command", lambda _, name, *__: "is wrong" if name == "check-float16" else None)
+    assert steps.check_operators(report, ("float32", "float16")) == "float16 is wrong"
 
 
 def test_what_was_tuned_and_the_operators_stand_in_the_page(report: Report) -> None:
@@ -231,7 +235,7 @@ def test_what_was_tuned_and_the_operators_stand_in_the_page(report: Report) -> N
             ],
         },
     }
-    text = gpu.markdown(report)
+    text = markdown(report)
     assert text.count("| 768x3072 | 8 | 7.5 | 9 | folded |") == text.count("| 768x3072 |") == 1
     assert "Liger's MLP: not installed: pip install liger-kernel." in text
     assert "| mlp silu | triton | bfloat16 | 8x768x3072 | warm | 9.25 (9 to 9.5) | 42 |" in text
@@ -255,8 +259,8 @@ def test_on_a_gpu_paths_backends_and_profile_are_measured(
     paths_file: Path, report: Report, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths_file.write_text("{}")
-    monkeypatch.setattr(gpu, "kernels_command", lambda *_: None)
-    monkeypatch.setattr(gpu, "measure_operators", lambda *_: None)
-    gpu.measure(report, gpu.Plan(((64, 96, 2),), (1, 64), 64, 2, ("eager", "fused")), "cuda", "bfloat16")
+    monkeypatch.setattr(steps, "kernels_command", lambda *_: None)
+    monkeypatch.setattr(steps, "measure_operators", lambda *_: None)
+    script.measure(report, Plan(((64, 96, 2),), (1, 64), 64, 2, ("eager", "fused")), "cuda", "bfloat16")
     assert {it["state"] for it in report.steps} == {"done"}
     assert json.loads(paths_file.read_text())[torch.cuda.get_device_name()]["bfloat16"]["64x96"].keys() == {"1", "64"}

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models import gpu
 from models.backends.eager import Eager
 from models.engine import Engine, load_engine
 from models.errors import DeviceLostError, OutOfMemoryError
+from models.gpu.plan import write_model
 from models.staging import HostStreams, Staging, Streams
 from service.batcher import Waiting
 from service.flights import Flights
@@ -28,7 +28,7 @@ Connect = Callable[..., Caller]
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return load_engine(gpu.write_model(tmp_path, (2, 3, 1)), "cpu", "float32", BACKENDS, 1)
+    return load_engine(write_model(tmp_path, (2, 3, 1)), "cpu", "float32", BACKENDS, 1)
 
 
 @pytest.fixture
