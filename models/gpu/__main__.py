@@ -17,9 +17,7 @@ from models.gpu.steps import ROOT
 from models.gpu.transfer import measure_transfer
 
 RESULTS = ROOT / "docs/results"
-
 BUDGET_S = 450.0
-
 DEFAULT_DTYPE = "bfloat16"
 
 

@@ -14,9 +14,7 @@ from models.gpu.plan import Plan, config_of, ready_engine
 from models.gpu.report import STOPPED, Report
 
 ROOT = Path(__file__).parents[2]
-
 CHECK_S = 120.0  # most of it is compiling, in a process for each dtype
-
 TUNE_S = 30  # for each shape's gated layers, and for its down projection: no row count is begun after it
 
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from models.staging import Passage, Staging
 
 TRAIN = 4  # batches one after another, each timed way: more than a ring has buffers for
-
 TRANSFER_REPETITIONS = 9
 
 
