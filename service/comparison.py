@@ -174,7 +174,7 @@ class Comparison:
         elif isinstance(reference.outcome, Exception):
             entry["reason"] = f"{REFERENCE} gave no result to compare with: {message_of(reference.outcome)}"
         else:
-            found = difference(outcome.rows, reference.outcome.rows)
+            found = difference(outcome.rows, reference.outcome.rows, self._guard.floor)
             entry |= {"max_abs_diff": found.absolute, "max_rel_diff": found.relative}
         entry["outputs"] = outcome.rows.reshape(*asked.shape, outcome.rows.shape[1])
         if self._options.labels:

@@ -3,7 +3,7 @@
 A share of the requests that another backend answers is run on eager as well, after the reply, when a worker has nothing
 else to do; how far both are apart goes to the metrics. A backend is taken out, in every HTTP process at once, where
 
-    drift        a result is further from eager's than the bound
+    drift        a result is further from eager's than the bound, where its dtype resolves the inputs
     non_finite   it holds NaN or infinity where eager's does not
     fault        its run raises
 
@@ -18,6 +18,7 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.backends import REFERENCE
 from service.dispatch import Dispatcher
@@ -26,9 +27,15 @@ from service.link import Result
 from service.metrics import Metrics
 from service.schemas import InferenceRequest, Rows
 
-SMALLEST = float(np.finfo(np.float32).tiny)
 MAX_DRIFT = {"float32": 0.001, "float16": 0.01, "bfloat16": 0.05}
 """What the bound is where none is set: beyond what rounding leaves between two right backends (README, batches)."""
+FLOOR = {"float32": 2.0**-103, "float16": 2.0**-14, "bfloat16": 2.0**-119}
+"""Below it, a row's largest number has less than its dtype's relative precision, and right backends may be far apart.
+
+It is the absolute error that is left there, over the dtype's eps. In float32 and bfloat16 that is the smallest normal
+number, 2**-126: oneDNN's bfloat16 products flush what is smaller to zero, operands and a residual alike, where eager's
+addition does not. float16's subnormals are kept, in steps of 2**-24.
+"""
 MAX_REASON = 200  # characters of an exception's own words
 log = logging.getLogger(__name__)
 
@@ -40,11 +47,24 @@ class Difference(NamedTuple):
     relative: float
 
 
-def difference(rows: Rows, reference: Rows) -> Difference:
-    """Measure how far finite rows are from finite reference rows, as models/batch_invariance.py does."""
+def difference(rows: Rows, reference: Rows, floor: float = FLOOR["float32"]) -> Difference:
+    """Measure how far finite rows are from finite reference rows, as models/batch_invariance.py does.
+
+    A row whose largest number is below `floor`, the dtype's `FLOOR`, is measured by that.
+    """
     apart = np.abs(rows.astype(np.float64) - reference)
-    largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), SMALLEST)
+    largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), floor)
     return Difference(float(apart.max()), float((apart.max(axis=1) / largest).max()))
+
+
+def is_resolved(rows: Rows, floor: float) -> NDArray[np.bool_]:
+    """Tell for each input row whether its dtype holds it to its full precision, as it does zeros.
+
+    A difference there is no fault of a backend's, however large a norm after the residual add makes it.
+    """
+    largest = np.abs(rows).max(axis=1)
+    is_lost: NDArray[np.bool_] = (largest > 0) & (largest < floor)
+    return ~is_lost
 
 
 class Guard:
@@ -56,12 +76,17 @@ class Guard:
         metrics: Metrics,
         shadow_rate: float = 0.0,
         max_drift: float = MAX_DRIFT["float32"],
+        floor: float = FLOOR["float32"],
     ) -> None:
-        """`shadow_rate` is the share of requests that are run on eager too, `max_drift` the bound, as `Difference`."""
+        """`shadow_rate` is the share of requests that are run on eager too, `max_drift` the bound, as `Difference`.
+
+        `floor` is the `FLOOR` of the dtype that is served.
+        """
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._shadow_rate = shadow_rate
         self._max_drift = max_drift
+        self.floor = floor
 
     @property
     def is_shadowing(self) -> bool:
@@ -116,7 +141,7 @@ class Guard:
                 return False
 
             def judge(later: Result | Exception) -> None:
-                self._judge(outcome, later)
+                self._judge(request.rows, outcome, later)
                 deliver(REFERENCE, later)
 
             # Which tells as well whether the backend or the rows are at fault.
@@ -130,10 +155,10 @@ class Guard:
         return True
 
     def _shadow(self, request: InferenceRequest, result: Result) -> None:
-        self._dispatcher.shadow(request.rows, lambda outcome: self._judge(result, outcome))
+        self._dispatcher.shadow(request.rows, lambda outcome: self._judge(request.rows, result, outcome))
 
-    def _judge(self, result: Result, reference: Result | Exception) -> None:
-        """Compare a result with eager's of the same rows."""
+    def _judge(self, inputs: Rows, result: Result, reference: Result | Exception) -> None:
+        """Compare a result with eager's of the same inputs."""
         if isinstance(reference, Exception):
             log.info("a request could not be run on %s as well: %s", REFERENCE, reference)
             return
@@ -142,10 +167,10 @@ class Guard:
             reason = f"its result held NaN or infinity where {REFERENCE}'s did not"
             self._dispatcher.backends.take_out(result.backend, "non_finite", reason)
             return
-        rows = is_comparable.all(axis=1) & np.isfinite(result.rows).all(axis=1)
+        rows = is_comparable.all(axis=1) & np.isfinite(result.rows).all(axis=1) & is_resolved(inputs, self.floor)
         if not rows.any():
             return
-        drift = difference(result.rows[rows], reference.rows[rows]).relative
+        drift = difference(result.rows[rows], reference.rows[rows], self.floor).relative
         self._metrics.drifted(result.backend, drift)
         if drift > self._max_drift:
             reason = (

@@ -12,7 +12,7 @@ from service import logs
 from service.comparison import Comparison
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
-from service.guard import MAX_DRIFT, Guard
+from service.guard import FLOOR, MAX_DRIFT, Guard
 from service.host import Host
 from service.http import Front
 from service.inference import Inference, InferenceOptions
@@ -97,7 +97,7 @@ class Server:
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
         self.max_drift = MAX_DRIFT[self.dtype] if settings.max_drift is None else settings.max_drift
-        guard = Guard(dispatcher, self.metrics, settings.shadow_rate, self.max_drift)
+        guard = Guard(dispatcher, self.metrics, settings.shadow_rate, self.max_drift, FLOOR[self.dtype])
         traces = directory / "traces"
         traces.mkdir()
         app: FastAPI = self.host.app

@@ -1,26 +1,38 @@
 """What the guard makes of results, with a dispatcher whose worker is at the other end of a byte string."""
 
 import asyncio
+import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from models.engine import load_engine
 from models.errors import BackendUnavailableError
 from service.errors import OverloadedError, RemoteError
-from service.guard import Difference, Guard, difference
+from service.guard import FLOOR, MAX_DRIFT, Difference, Guard, difference
 from service.link import Result
 from service.schemas import InferenceRequest, Rows
 from service.wire import Kind
+from tests.made_model import made_fields
 from tests.service.far_worker import BACKENDS, FarWorker, array, looped
 
 
 class Rollout(FarWorker):
     """A guard that shadows everything, and the worker that it judges."""
 
-    def __init__(self, shadow_rate: float = 1.0) -> None:
+    def __init__(self, shadow_rate: float = 1.0, max_drift: float = 0.02, floor: float = FLOOR["float32"]) -> None:
         super().__init__()
-        self.guard = Guard(self.dispatcher, self.metrics, shadow_rate, 0.02)
+        self.guard = Guard(self.dispatcher, self.metrics, shadow_rate, max_drift, floor)
+
+    async def state_after(self, inputs: Rows, answered: Rows, eager: Rows) -> str:
+        """What becomes of fused, which answered that to inputs of which eager makes this."""
+        self.guard.answered(InferenceRequest(inputs, ()), result(answered))
+        (shadow,) = await self.sent()
+        self.answer(shadow, eager)
+        return self.dispatcher.backends.states["fused"].state
 
 
 def result(rows: Rows, backend: str = "fused") -> Result:
@@ -67,6 +79,43 @@ def test_a_backend_is_taken_out_for_what_eager_does_not_give(answered: Rows, eag
             "ready",
             "fused",
         )
+
+    asyncio.run(judge())
+
+
+@pytest.mark.parametrize("position", ["pre", "post"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_right_backend_stays_whatever_the_size_of_the_inputs(tmp_path: Path, dtype: str, position: str) -> None:
+    norm = {"kind": "rms", "position": position, "eps": 1e-6}
+    fields = made_fields("edge", dim=64, hidden=256, depth=1, norm=norm)
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    engine = load_engine(tmp_path, dtype=dtype, backends=("eager", "fused"))
+    drawn = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+
+    async def judge() -> None:
+        rollout = Rollout(max_drift=MAX_DRIFT[dtype], floor=FLOOR[dtype])
+        for power in (0, -20, -34, -35, -36, -37, -38, -39, -41, -46):
+            rows = (drawn.double() * 10.0**power).float()
+            fused, eager = (engine.run(rows, name).float().numpy() for name in ("fused", "eager"))
+            assert await rollout.state_after(rows.numpy(), fused, eager) == "ready", f"1e{power}"
+
+    asyncio.run(judge())
+
+
+@pytest.mark.parametrize("dtype", list(FLOOR))
+@pytest.mark.parametrize("inputs", [1.0, 0.0, None], ids=["of any size", "zero", "the least resolved"])
+def test_a_wrong_backend_is_found_down_to_what_the_dtype_resolves(dtype: str, inputs: float | None) -> None:
+    floor = FLOOR[dtype]
+    eager = array([floor, -floor], [1.0, 1.0])
+    wrong = array([floor, -floor * (1 + 2 * MAX_DRIFT[dtype])], [1.0, 1.0])
+    rows = np.full_like(eager, floor if inputs is None else inputs)
+    quarter = np.float32(0.25)
+
+    async def judge() -> None:
+        rollout = Rollout(max_drift=MAX_DRIFT[dtype], floor=floor)
+        assert await rollout.state_after(rows, wrong, eager) == "unavailable"
+        rollout.dispatcher.backends.set_default("fused")
+        assert await rollout.state_after(rows, quarter * wrong, quarter * eager) == "ready"
 
     asyncio.run(judge())
 
