@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 from service.backends import REFERENCE, Backends
 from service.errors import DrainingError, OverloadedError
-from service.link import Deliver, DeliverProfile, Result, WorkerLink
+from service.link import Deliver, DeliverProfile, WorkerLink
 from service.metrics import Metrics
 from service.pool import WorkerPool
 from service.schemas import InferenceRequest, Rows
 from service.shared_state import SharedState
 
-MAX_SHADOWS = 8  # that wait at a time, of each HTTP process
+MAX_SHADOWS = 8  # that the workers hold at a time, of each HTTP process
 DRAINING = "the server is stopping and takes no new requests; send it to another one"
 
 
@@ -58,10 +58,9 @@ class Dispatcher:
         self.timeout_s = timeout_s
         self._max_queue_rows = max_queue_rows
         self._metrics = metrics
-        self._shadows = 0  # sent and not yet answered
 
     def _tell_load(self) -> None:
-        self._metrics.in_flight(self.pool.rows_in_flight, self.pool.requests - self._shadows)
+        self._metrics.in_flight(self.pool.rows_in_flight, self.pool.requests)
 
     def submit(self, request: InferenceRequest, backend: str | None, accepted_ns: int, deliver: Deliver) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
@@ -100,22 +99,16 @@ class Dispatcher:
         """Have rows computed by the reference when a worker has nothing else to do.
 
         Returns:
-            Whether they were sent: not while the queue is filling, or while enough others wait.
+            Whether they were sent: not while the queue is filling, or while enough others are held.
         """
         is_filling = 2 * self.pool.rows_in_flight > self._max_queue_rows
-        if self.state.is_draining or is_filling or self._shadows >= MAX_SHADOWS:
+        if self.state.is_draining or is_filling or self.pool.shadows >= MAX_SHADOWS:
             return False
         state = self.backends.states.get(REFERENCE)  # ready on a worker that is up
         if state is None or state.state != "ready":
             return False
-
-        def delivered(outcome: Result | Exception) -> None:
-            self._shadows -= 1
-            deliver(outcome)
-
-        self._shadows += 1
         link = self.pool.least_loaded()
-        link.shadow(rows, self.backends.names.index(REFERENCE), self.timeout_s, delivered)
+        link.shadow(rows, self.backends.names.index(REFERENCE), self.timeout_s, deliver)
         return True
 
     def profile(self, rows: int, backend: str | None, trace: Path, deliver: DeliverProfile) -> Ticket:

@@ -46,6 +46,7 @@ class _Pending:
     rows: int
     deadline_ns: int
     timeout_s: float
+    is_shadow: bool = False
 
 
 class WorkerLink(asyncio.Protocol):
@@ -62,6 +63,7 @@ class WorkerLink(asyncio.Protocol):
         self.backends: dict[str, BackendState] = {}
         self.is_up = False
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
+        self.shadows = 0  # likewise
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
@@ -75,8 +77,8 @@ class WorkerLink(asyncio.Protocol):
 
     @property
     def requests(self) -> int:
-        """Requests sent and not yet answered by the worker."""
-        return len(self._pending)
+        """Requests sent and not yet answered by the worker, shadows aside."""
+        return len(self._pending) - self.shadows
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -101,8 +103,13 @@ class WorkerLink(asyncio.Protocol):
         return self._ask(Kind.PROFILE, str(trace).encode(), backend, rows, timeout_s, deliver)
 
     def shadow(self, rows: Rows, backend: int, timeout_s: float, deliver: Deliver) -> None:
-        """Have rows computed when the worker has nothing else to do; they are none of the queue's."""
-        self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
+        """Have rows computed when the worker has nothing else to do; they are none of the queue's.
+
+        One whose time is up is cancelled, and held until the worker says that it has let it go.
+        """
+        request_id = self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
+        self._pending[request_id].is_shadow = True
+        self.shadows += 1
 
     def _ask(
         self,
@@ -172,8 +179,10 @@ class WorkerLink(asyncio.Protocol):
     def _expire(self) -> None:
         self._alarm, self._alarm_ns = None, NEVER_NS
         now_ns = time.monotonic_ns()
-        for pending in self._pending.values():
+        for request_id, pending in self._pending.items():
             if pending.deliver is not None and pending.deadline_ns <= now_ns:
+                if pending.is_shadow:  # a worker looks at shadows when it is idle, which may be never
+                    self._send(header(Kind.CANCEL, request_id, 0))
                 late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
                 settle(pending, DeadlineExceededError(late))
         nearest = min((each.deadline_ns for each in self._pending.values() if each.deliver is not None), default=None)
@@ -194,6 +203,7 @@ class WorkerLink(asyncio.Protocol):
                 log.error("%s: a result for a request that is not in flight", self.name)
                 continue
             self.rows -= pending.rows
+            self.shadows -= pending.is_shadow
             if pending.deliver is not None:
                 settle(pending, self._outcome(frame))
         self._on_load()
@@ -220,7 +230,7 @@ class WorkerLink(asyncio.Protocol):
         self.is_up = False
         self._on_change()
         pending, self._pending = self._pending, {}
-        self.rows = 0
+        self.rows = self.shadows = 0
         if not self.lost.done():
             self.lost.set_result(None)
         if self._alarm is not None:

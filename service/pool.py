@@ -97,8 +97,13 @@ class WorkerPool:
 
     @property
     def requests(self) -> int:
-        """Everything sent by this process and not yet answered by the workers."""
+        """Everything sent by this process and not yet answered by the workers, shadows aside."""
         return sum(link.requests for link in self._links if link)
+
+    @property
+    def shadows(self) -> int:
+        """Shadows sent by this process and not yet answered by the workers."""
+        return sum(link.shadows for link in self._links if link)
 
     def _refresh(self) -> None:
         self._up = [link for link in self._links if link and link.is_up]

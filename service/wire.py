@@ -4,13 +4,13 @@ A frame is a fixed little-endian header and a payload. Times are nanoseconds of 
 one host share. Rows travel as float32, row-major, the width being the model's.
 
     API process -> worker   INFER      rows to compute
-                            CANCEL     nobody waits for these rows, or this profile, any more
+                            CANCEL     nobody waits for these rows, this shadow or this profile any more
                             SHADOW     rows to compute when there is nothing else to do
                             PROFILE    UTF-8: where to write the trace of a forward pass
     worker -> API process   HELLO      JSON: device, threads, each backend's state; the first frame, sent when warm
                             RESULT     rows computed
                             ERROR      UTF-8: the code, a line feed, the message
-                            CANCELLED  the rows left the queue uncomputed, the profile is given up
+                            CANCELLED  the rows left the queue uncomputed, the shadow or the profile is given up
                             PROFILED   JSON: the operators and kernels of a forward pass
 """
 

@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import orjson
 
@@ -57,6 +57,9 @@ class Asked(Protocol):
     @property
     def request_id(self) -> int:
         """The caller's number for it."""
+
+
+AnyAsked = TypeVar("AnyAsked", bound=Asked)
 
 
 class WorkerServer:
@@ -226,7 +229,7 @@ class WorkerServer:
                 self._shadows.append(shadow)
             elif frame.kind == Kind.PROFILE:
                 self._add_profile(client, frame)
-            elif self._batcher.cancel(client, frame.request_id) or self._give_up_profile(client, frame.request_id):
+            elif self._cancel(client, frame.request_id):
                 self.listener.send(client, header(Kind.CANCELLED, frame.request_id, 0))  # else its result is on the way
 
     def _forget(self, client: Client) -> None:
@@ -241,12 +244,12 @@ class WorkerServer:
         steps = self._profile(frame.rows, self._backends[frame.backend], trace)
         self._jobs.append(ProfileJob(client, frame.request_id, frame.end_ns, steps))
 
-    def _give_up_profile(self, client: Client, request_id: int) -> bool:
-        for job in self._jobs:
-            if job.client is client and job.request_id == request_id:
-                self._jobs.remove(job)
-                return True
-        return False
+    def _cancel(self, client: Client, request_id: int) -> bool:
+        return (
+            self._batcher.cancel(client, request_id)
+            or _removed(self._jobs, client, request_id)
+            or _removed(self._shadows, client, request_id)
+        )
 
     def _compute_shadow(self) -> None:
         shadow = self._shadows.popleft()
@@ -368,3 +371,11 @@ class WorkerServer:
         message = first_line(error) if code == "internal" else without_paths(message_of(error))
         payload = f"{code}\n{message}".encode()
         self.listener.send(request.client, header(Kind.ERROR, request.request_id, len(payload)) + payload)
+
+
+def _removed(queue: deque[AnyAsked], client: Client, request_id: int) -> bool:
+    for asked in queue:
+        if asked.client is client and asked.request_id == request_id:
+            queue.remove(asked)
+            return True
+    return False

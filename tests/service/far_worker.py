@@ -39,11 +39,11 @@ def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 class FarWorker:
     """A dispatcher, and the worker's end of its one connection."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = 30.0) -> None:
         self.metrics = Metrics(BACKENDS, 1)
         self.state = SharedState(1, len(BACKENDS))
         sockets = [Path("worker-0.sock")]
-        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, MAX_QUEUE_ROWS, 30.0, self.metrics)
+        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, MAX_QUEUE_ROWS, timeout_s, self.metrics)
         self.link: WorkerLink
         self._transport: NullTransport
         self.link, self._transport = connected(
@@ -60,6 +60,10 @@ class FarWorker:
         """Let the worker answer a frame."""
         result = Frame(Kind.RESULT, frame.request_id, rows.tobytes(), frame.backend, len(rows), 1, 1, len(rows), 1)
         self.link.data_received(packed(result))
+
+    def let_go(self, request_id: int) -> None:
+        """Let the worker say that it has cancelled a frame."""
+        self.link.data_received(packed(Frame(Kind.CANCELLED, request_id, b"")))
 
     def metric(self, name: str, **labels: str) -> float:
         return value(self.metrics.text().decode(), name, **labels)

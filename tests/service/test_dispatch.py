@@ -1,5 +1,6 @@
 """Admission and the way to a worker, with a worker at the other end of a byte string."""
 
+import asyncio
 import time
 from functools import partial
 
@@ -8,7 +9,7 @@ import pytest
 
 from models.errors import BackendUnavailableError, UnknownBackendError
 from service.dispatch import MAX_SHADOWS
-from service.errors import DrainingError, NotReadyError, OverloadedError, WorkerLostError
+from service.errors import DeadlineExceededError, DrainingError, NotReadyError, OverloadedError, WorkerLostError
 from service.link import Result
 from service.schemas import InferenceRequest
 from service.wire import Kind
@@ -88,3 +89,24 @@ async def test_nothing_is_shadowed_while_the_queue_is_filling_or_enough_wait_or_
     far.state.start_draining()
     assert not shadow()
     assert len(await far.sent()) == 1
+
+
+@looped
+async def test_a_shadow_whose_time_is_up_keeps_its_place_until_the_worker_has_let_it_go() -> None:
+    far = FarWorker(timeout_s=0.001)
+    outcomes: asyncio.Queue[Result | Exception] = asyncio.Queue()
+    shadow = partial(far.dispatcher.shadow, ROWS, outcomes.put_nowait)
+    assert [shadow() for _ in range(MAX_SHADOWS)] == [True] * MAX_SHADOWS
+    for _ in range(MAX_SHADOWS):
+        assert isinstance(await outcomes.get(), DeadlineExceededError)
+    assert not shadow()
+    frames = await far.sent()
+    asked, cancels = frames[:MAX_SHADOWS], frames[MAX_SHADOWS:]
+    assert [(frame.kind, frame.request_id) for frame in cancels] == [(Kind.CANCEL, frame.request_id) for frame in asked]
+    assert far.metric("mlp_inflight_requests") == 0
+    far.let_go(cancels[0].request_id)
+    far.answer(asked[1], ROWS)  # it was being computed already
+    assert [shadow() for _ in range(3)] == [True, True, False]
+    assert (far.metric("mlp_inflight_requests"), far.dispatcher.pool.shadows) == (0, MAX_SHADOWS)
+    far.link.connection_lost(None)
+    assert (far.dispatcher.pool.shadows, far.dispatcher.pool.requests) == (0, 0)

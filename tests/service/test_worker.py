@@ -214,6 +214,23 @@ def test_a_shadow_whose_time_is_up_is_not_computed(connect: Connect) -> None:
     assert bytes(frame.payload).startswith(b"deadline_exceeded\n")
 
 
+def test_a_cancelled_shadow_is_let_go_while_there_is_always_something_else_to_do(connect: Connect) -> None:
+    passes = Passes()
+    caller = connect(passes.run)
+    for number in range(3):
+        shadow = infer(number, rows=5)._replace(kind=Kind.SHADOW)
+        caller.send(shadow, infer(10 + number), Frame(Kind.CANCEL, number, b""))
+        caller.turn()
+    assert {frame.request_id for frame in caller.received() if frame.kind == Kind.CANCELLED} == {0, 1, 2}
+    caller.send(infer(20))
+    caller.turn()
+    caller.send(infer(21)._replace(kind=Kind.SHADOW))
+    caller.turn()
+    caller.turn()
+    assert passes.events == ["batch of 1"] * 5
+    assert [frame.request_id for frame in caller.received()] == [20, 21]
+
+
 class Passes:
     """An engine and a profiler that only write down what they are asked for."""
 
