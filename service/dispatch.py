@@ -53,7 +53,7 @@ class Dispatcher:
     ) -> None:
         """Args are the workers' sockets, the server's backends in wire order, this process's bounds, its counters."""
         self.backends = Backends(backends, state, metrics)
-        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load)
+        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s)
         self.state = state
         self.timeout_s = timeout_s
         self._max_queue_rows = max_queue_rows

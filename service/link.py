@@ -53,15 +53,26 @@ class WorkerLink(asyncio.Protocol):
     """One connection to one worker; counts as up from the worker's first frame to the connection's end."""
 
     def __init__(
-        self, name: str, backends: tuple[str, ...], on_change: Callable[[], None], on_load: Callable[[], None]
+        self,
+        name: str,
+        backends: tuple[str, ...],
+        on_change: Callable[[], None],
+        on_load: Callable[[], None],
+        timeout_s: float,
     ) -> None:
-        """`backends` are the server's, in wire order; `on_load` is told when rows came or went."""
+        """`backends` are the server's, in wire order; `on_load` is told when rows came or went.
+
+        A worker that holds requests and answers none for `timeout_s` is logged.
+        """
         self.name = name
         self._names = backends
         self._on_change = on_change
         self._on_load = on_load
         self.backends: dict[str, BackendState] = {}
         self.is_up = False
+        self._timeout_ns = int(timeout_s * 1e9)
+        self._quiet_since_ns = 0  # its last answer, or when it got something to answer, whichever is later
+        self._is_silent = False  # and logged as that
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
         self.shadows = 0  # likewise
         self._loop = asyncio.get_running_loop()
@@ -92,10 +103,8 @@ class WorkerLink(asyncio.Protocol):
         payload = rows.data.cast("B")
         head = header(Kind.INFER, request_id, len(payload), backend, count, accepted_ns, deadline_ns)
         self._send(head, payload)
-        self._pending[request_id] = _Pending(deliver, count, deadline_ns, timeout_s)
+        self._await(request_id, _Pending(deliver, count, deadline_ns, timeout_s))
         self.rows += count
-        if deadline_ns < self._alarm_ns:
-            self._set_alarm(deadline_ns)
         return request_id
 
     def profile(self, rows: int, backend: int, trace: Path, timeout_s: float, deliver: DeliverProfile) -> int:
@@ -124,10 +133,15 @@ class WorkerLink(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + int(timeout_s * 1e9)
         self._send(header(kind, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
-        self._pending[request_id] = _Pending(deliver, 0, deadline_ns, timeout_s)
-        if deadline_ns < self._alarm_ns:
-            self._set_alarm(deadline_ns)
+        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s))
         return request_id
+
+    def _await(self, request_id: int, pending: _Pending) -> None:
+        if not self._pending:
+            self._quiet_since_ns = time.monotonic_ns()
+        self._pending[request_id] = pending
+        if pending.deadline_ns < self._alarm_ns:
+            self._set_alarm(pending.deadline_ns)
 
     def abandon(self, request_id: int) -> bool:
         """Forget a request whose caller is gone: the worker need not compute what still waits there.
@@ -185,12 +199,29 @@ class WorkerLink(asyncio.Protocol):
                     self._send(header(Kind.CANCEL, request_id, 0))
                 late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
                 settle(pending, DeadlineExceededError(late))
-        nearest = min((each.deadline_ns for each in self._pending.values() if each.deliver is not None), default=None)
-        if nearest is not None:
-            self._set_alarm(nearest)
+        deadlines = [each.deadline_ns for each in self._pending.values() if each.deliver is not None]
+        if self._pending and not self._is_silent:
+            silent_ns = self._quiet_since_ns + self._timeout_ns
+            if silent_ns <= now_ns:
+                self._is_silent = True
+                log.error(
+                    "%s: no answer for %g s while it holds %d requests; see whether its process is stopped or hangs",
+                    self.name,
+                    self._timeout_ns / 1e9,
+                    len(self._pending),
+                )
+            else:
+                deadlines.append(silent_ns)
+        if deadlines:
+            self._set_alarm(min(deadlines))
 
     def data_received(self, data: bytes) -> None:
         """Deliver the results that are now whole."""
+        now_ns = time.monotonic_ns()
+        if self._is_silent:
+            self._is_silent = False
+            log.warning("%s: answers again, after %.3g s", self.name, (now_ns - self._quiet_since_ns) / 1e9)
+        self._quiet_since_ns = now_ns
         for frame in self._decoder.feed(data):
             if frame.kind == Kind.HELLO:
                 states = orjson.loads(frame.payload)["backends"]

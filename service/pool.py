@@ -17,13 +17,22 @@ class WorkerPool:
     """Keeps a link to every worker, on the event loop of its API process."""
 
     def __init__(
-        self, sockets: Iterable[Path], backends: Backends, state: SharedState, on_load: Callable[[], None]
+        self,
+        sockets: Iterable[Path],
+        backends: Backends,
+        state: SharedState,
+        on_load: Callable[[], None],
+        timeout_s: float,
     ) -> None:
-        """`backends` is told what the workers say; `on_load` is told when rows came or went."""
+        """`backends` is told what the workers say; `on_load` is told when rows came or went.
+
+        A worker that holds requests and answers none for `timeout_s` is logged.
+        """
         self._sockets = list(sockets)
         self._backends = backends
         self._state = state
         self._on_load = on_load
+        self._timeout_s = timeout_s
         self._links: list[WorkerLink | None] = [None] * len(self._sockets)
         self._up: list[WorkerLink] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -56,7 +65,8 @@ class WorkerPool:
 
     def link(self, index: int) -> WorkerLink:
         """Return a new link to the worker number `index`; it serves from its first frame on."""
-        link = WorkerLink(self._sockets[index].stem, self._backends.names, self._refresh, self._on_load)
+        name = self._sockets[index].stem
+        link = WorkerLink(name, self._backends.names, self._refresh, self._on_load, self._timeout_s)
         self._links[index] = link
         return link
 

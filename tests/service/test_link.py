@@ -1,7 +1,10 @@
 """One connection to a worker, with the worker at the other end of a byte string."""
 
 import asyncio
+import logging
 import time
+
+import pytest
 
 from service.errors import DeadlineExceededError, DrainingError
 from service.link import Result
@@ -58,3 +61,52 @@ async def test_an_outcome_that_cannot_be_delivered_harms_no_other() -> None:
     send(far, outcomes)
     far.link.fail_all(DrainingError("the end"))
     assert [str(outcome) for outcome in outcomes] == ["the end"]
+
+
+def test_a_worker_that_answers_nothing_is_told_once_and_again_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    def told() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.name == "service.link"]
+
+    async def judge() -> None:
+        far = FarWorker(timeout_s=0.05)
+        outcomes: list[Outcome] = []
+        for _ in range(2):  # the second time like the first
+            caplog.clear()
+            send(far, outcomes, timeout_s=0.001)  # which ends before, and is held on
+            while not told():
+                await asyncio.sleep(0.001)
+            late: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+            far.link.send(ROWS, 0, time.monotonic_ns(), 0.1, late.set_result)
+            assert isinstance(await late, DeadlineExceededError)
+            assert [line.partition(";")[0] for line in told()] == [
+                "worker-0: no answer for 0.05 s while it holds 1 requests"
+            ]
+            first, second = [frame for frame in await far.sent() if frame.kind == Kind.INFER]
+            far.answer(first, ROWS)
+            far.answer(second, ROWS)
+            assert len(told()) == 2
+            assert told()[1].startswith("worker-0: answers again, after ")
+
+    caplog.set_level(logging.WARNING, "service.link")
+    asyncio.run(judge())
+
+
+def test_a_worker_with_nothing_to_do_is_not_silent(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hour_ns = 3600 * 10**9
+    now_ns = time.monotonic_ns
+
+    async def judge() -> None:
+        far = FarWorker()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic_ns", lambda: now_ns() - hour_ns)
+            send(far, [], timeout_s=7200)
+            (frame,) = await far.sent()
+            far.answer(frame, ROWS)
+        late: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        far.link.send(ROWS, 0, time.monotonic_ns(), 0.001, late.set_result)
+        assert isinstance(await late, DeadlineExceededError)
+
+    asyncio.run(judge())
+    assert caplog.messages == []
