@@ -19,7 +19,7 @@ $(BIN)/python:
 	else $(PYTHON) -m venv $(VENV); fi || { rm -rf $(VENV); exit 1; }
 
 $(VENV)/runtime.stamp: requirements/runtime.txt requirements/constraints.txt | $(BIN)/python
-	@echo "Setting up $(VENV) (runtime): downloads some hundred MB, takes a minute or more; done once, until the pins change." >&2
+	@echo "Setting up $(VENV) (runtime): downloads some hundred MB, or several GB where torch comes with CUDA (README.md tells how to have the small one), and takes a minute or more; done once, until the pins change." >&2
 	@$(PIP) -r requirements/runtime.txt
 	@touch $@
 
