@@ -218,7 +218,7 @@ def load_engine(
         raise BackendError(f"backends: expected at least one of {', '.join(NAMES)} in a list, got {backends!r}")
     for name in backends:
         if name not in NAMES:
-            raise UnknownBackendError(name, NAMES)
+            raise UnknownBackendError(name, NAMES, "backends")
     place, kind = _device(device), _dtype(dtype)
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise BackendError(f"threads: expected a positive integer or None, got {threads!r}")

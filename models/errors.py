@@ -51,15 +51,17 @@ class UnknownBackendError(BackendError):
     Args:
         name: what was asked for.
         known: the names that exist here.
+        field: where it was asked for.
     """
 
-    def __init__(self, name: str, known: Iterable[str]) -> None:
+    def __init__(self, name: str, known: Iterable[str], field: str = "backend") -> None:
         self.name = name
         self.known = tuple(known)
-        super().__init__(self.name, self.known)  # the arguments, so that a pickled copy can be made again
+        self.field = field
+        super().__init__(self.name, self.known, field)  # the arguments, so that a pickled copy can be made again
 
     def __str__(self) -> str:
-        return f"backend: expected one of {', '.join(self.known)}, got {self.name!r}"
+        return f"{self.field}: expected one of {', '.join(self.known)}, got {self.name!r}"
 
 
 class BackendUnavailableError(BackendError):

@@ -109,18 +109,18 @@ class Backends:
         Raises:
             UnknownBackendError: there is no such backend.
         """
-        self.require_known(weights)
+        self.require_known(weights, "canary")
         self._shared.canary = [weights.get(name, 0.0) for name in self.names]
 
-    def require_known(self, names: Iterable[str]) -> None:
-        """Refuse names that are no backend's.
+    def require_known(self, names: Iterable[str], field: str) -> None:
+        """Refuse names that are no backend's; `field` is where they stand.
 
         Raises:
             UnknownBackendError: one of them is not.
         """
         for name in names:
             if name not in self.names:
-                raise UnknownBackendError(name, self.names)
+                raise UnknownBackendError(name, self.names, field)
 
     def take_out(self, name: str, kind: str, reason: str) -> bool:
         """Let nobody use a backend until it is put back, in every API process at once, and say so.

@@ -80,7 +80,7 @@ class Comparison:
             body = decoded(body, encoding.encode("latin-1"), self._options.max_body_bytes)
         states = self._dispatcher.backends.states
         asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
-        self._dispatcher.backends.require_known(names or ())
+        self._dispatcher.backends.require_known(names or (), "backends")
         ready = tuple(name for name, state in states.items() if state.state == "ready")
         return asked, names or ready or self._dispatcher.backends.names
 

@@ -78,13 +78,16 @@ class Host(ls.LitServer):  # type: ignore[misc]
             self._due_s[worker_id] = time.monotonic() + wait_s
             if wait_s:
                 log.error(
-                    "worker %d ended %s, with %s, %d in a row; it is started again in %g s",
+                    "worker %d, pid %d, ended %s, with %s, %d in a row; it is started again in %g s",
                     worker_id,
+                    ended.pid,
                     "while it started anew" if served_s is None else "soon after it was warm",
                     ending(ended),
                     backoff.failed_starts if served_s is None else backoff.early_ends,
                     wait_s,
                 )
+            else:
+                log.error("worker %d, pid %d, ended with %s; it is started anew", worker_id, ended.pid, ending(ended))
         if time.monotonic() < self._due_s[worker_id]:
             return ended
         del self._due_s[worker_id]

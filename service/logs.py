@@ -1,13 +1,35 @@
-"""What the server's processes write to stderr beside their start screen: warnings, faults, and requests if asked."""
+"""What the server's processes write to stderr: how far a start is, warnings, faults, and requests if asked."""
 
+import io
 import logging
 import sys
+from datetime import UTC, datetime
+from typing import TextIO
 
 from pythonjsonlogger.orjson import OrjsonFormatter
 
 REQUESTS = logging.getLogger("service.requests")
+START = logging.getLogger("service.start")
 TEXT = "{asctime} {levelname} {name}: {message}"
 JSON_NAMES = {"asctime": "time", "levelname": "level", "name": "logger"}
+
+
+class JSONFormatter(OrjsonFormatter):
+    """One object a line, with its time in UTC."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
+        """Return the record's time as ISO 8601 has it, with the zone."""
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class LogStream(io.TextIOBase):
+    """A stream of which every line becomes a line of the log."""
+
+    def write(self, text: str) -> int:
+        """Log the lines of a text, which are whole."""
+        for line in text.splitlines():
+            START.info(line)
+        return len(text)
 
 
 def configure(style: str, is_request_logged: bool) -> None:
@@ -18,7 +40,7 @@ def configure(style: str, is_request_logged: bool) -> None:
         is_request_logged: whether each inference request leaves a line.
     """
     formatter = (
-        OrjsonFormatter("{asctime}{levelname}{name}{message}", style="{", rename_fields=JSON_NAMES)
+        JSONFormatter("{asctime}{levelname}{name}{message}", style="{", rename_fields=JSON_NAMES)
         if style == "json"
         else logging.Formatter(TEXT, style="{")
     )
@@ -31,6 +53,25 @@ def configure(style: str, is_request_logged: bool) -> None:
         logger.handlers.clear()
         logger.propagate = True
     REQUESTS.setLevel(logging.INFO if is_request_logged else logging.WARNING)
+    START.setLevel(logging.INFO)
+    logging.captureWarnings(style == "json")
+
+
+def start_stream() -> TextIO:
+    """Return where a process tells how far its start is: stderr, or the log where that has a form for programs."""
+    return LogStream() if _is_json() else sys.stderr  # type: ignore[return-value]
+
+
+def tell_error(message: str) -> None:
+    """Write the one line that says why the server, or a worker of it, ends."""
+    if _is_json():
+        START.error(message)
+    else:
+        print(f"error: {message}", file=sys.stderr, flush=True)
+
+
+def _is_json() -> bool:
+    return any(isinstance(handler.formatter, JSONFormatter) for handler in logging.getLogger().handlers)
 
 
 def is_request_logged() -> bool:

@@ -17,7 +17,7 @@ from service.errors import (
     UnauthorizedError,
     UnsupportedMediaTypeError,
 )
-from service.reply import Header, Reply
+from service.reply import CLOSE, Header, Reply
 from service.shared_state import SharedState
 
 Scope = MutableMapping[str, Any]
@@ -53,7 +53,8 @@ class Response:
     async def send(self, reply: Reply) -> None:
         """Send a reply of our own."""
         self.is_started = True
-        headers = [*reply.headers, *self._headers()]
+        common = self._common if CLOSE in reply.head else self._headers()
+        headers = [*reply.headers, *common]
         await self._send({"type": "http.response.start", "status": reply.status, "headers": headers})
         await self._send({"type": "http.response.body", "body": reply.body})
 

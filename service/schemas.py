@@ -329,22 +329,27 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         return rows, () if is_flat else (len(rows),)
     shape = _apparent_shape(inputs, width, max_rows, field)
     level: list[Any] = [inputs]
-    for size in shape:
+    for depth, size in enumerate(shape):
         if set(map(type, level)) != {list}:
+            where, what = next((i, v) for i, v in enumerate(level) if type(v) is not list)
+            place = _place(field, where, shape[:depth])
+            raise BadRequestError(f"{place}: expected a list, as the first one beside it is, got {json_type(what)}")
+        if set(map(len, level)) != {size}:
+            where, length = next((i, len(v)) for i, v in enumerate(level) if len(v) != size)
+            place = _place(field, where, shape[:depth])
             raise BadRequestError(
-                f"{field}: expected lists nested to the same depth, got {_mixture(level)} side by side"
-            )
-        lengths = set(map(len, level))
-        if lengths != {size}:
-            raise BadRequestError(
-                f"{field}: expected lists of one length, got lengths {sorted(lengths)[:8]} side by side"
+                f"{place}: expected a list of {size}, as the first one beside it is, got one of {length}; each row has "
+                f"{width} numbers"
             )
         level = list(itertools.chain.from_iterable(level))
     if not set(map(type, level)) <= {int, float}:
         where, what = next((i, v) for i, v in enumerate(level) if type(v) not in (int, float))
         shown = f": {shortened(what)}" if isinstance(what, str) else ""
-        indices = "][".join(map(str, np.unravel_index(where, shape)))
-        raise BadRequestError(f"{field}[{indices}]: expected a number, got {json_type(what)}{shown}")
+        raise BadRequestError(
+            f"{_place(field, where, shape)}: expected a number, got {json_type(what)}{shown}"
+        )
+    if shape[-1] != width:
+        raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
     count = len(level) // width
     return _float32(np.array(level, dtype=np.float64), field).reshape(count, width), tuple(shape[:-1])
 
@@ -384,7 +389,7 @@ def _are_finite(rows: Rows) -> bool:
 
 
 def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[int]:
-    """Follow the first entries down: enough to refuse what is too large, or of another width, before walking it all."""
+    """Follow the first entries down: enough to refuse what is too large before walking it all."""
     shape: list[int] = []
     first = inputs
     while isinstance(first, list):
@@ -396,16 +401,15 @@ def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[
         first = first[0]
     if not shape:
         raise BadRequestError(f"{field}: expected a list of rows of {width} numbers, got {json_type(inputs)}")
-    if shape[-1] != width and type(first) in (int, float):
-        raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
     count = math.prod(shape[:-1])
     if count > max_rows:
         raise TooLargeError(f"{field}: expected at most {max_rows} rows in one request, got {count}")
     return shape
 
 
-def _mixture(level: list[Any]) -> str:
-    return " and ".join(sorted({json_type(value) for value in level}))
+def _place(field: str, index: int, shape: list[int]) -> str:
+    """Name an entry by its indices, given the one that it has among all of its depth."""
+    return field + "".join(f"[{each}]" for each in np.unravel_index(index, shape)) if shape else field
 
 
 def _float32(values: NDArray[np.float64], field: str) -> Rows:

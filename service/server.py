@@ -213,7 +213,7 @@ def screen(server: Server, hellos: list[Hello]) -> str:
     row = f"""$(python3 -c 'print([0.5] * {config.width_in})')"""
     body = f'''"{{\\"inputs\\": {row}}}"'''
     lines += [
-        f"ready     {url}  (docs at {url}/docs)",
+        f"ready     {url}  (docs at {url}/docs{', which asks for the key as well' if settings.api_key else ''})",
         "",
         f"try       curl {url}/predict -H 'content-type: application/json' {key}-d {body}",
         "",

@@ -34,6 +34,19 @@ KINDS = {
     "tuple[str,...]": "LIST",
     "Path": "DIRECTORY",
 }
+# What is wrong with a value, in plain words, by pydantic's names for it.
+EXPECTED = {
+    "greater_than_equal": "a number of at least {ge}",
+    "greater_than": "a number greater than {gt}",
+    "less_than_equal": "a number of at most {le}",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_parsing": "a number",
+    "finite_number": "a finite number",
+    "bool_parsing": "true or false",
+    "literal_error": "{expected}",
+    "too_short": "at least {min_length} character",
+}
 NOTHING = "\0"  # what would stand for None on a command line, where it cannot be written: a key of `None` is a key
 
 
@@ -360,14 +373,16 @@ def _takes_traces(value: str, is_whole: bool) -> bool:
 
 def _one_line(error: ValidationError) -> str:
     first = error.errors()[0]
-    reason = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    reason = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:  # a check across settings; its sentence starts with the setting's name
         name, _, reason = reason.partition(": ")
         return f"{_flag(name)}: {reason}"
     name = str(first["loc"][0])
-    reason = reason if reason.startswith("expected") else f"expected input that {reason}"
-    reason = reason.replace("that should be", "that is")
-    got = "" if ", got " in reason else f", got {first['input']!r}"
+    if first["type"] in EXPECTED:
+        bounds = {key: f"{value:g}" if type(value) is float else value for key, value in first.get("ctx", {}).items()}
+        reason = f"expected {EXPECTED[first['type']].format(**bounds)}".replace("'", "")
+    is_number = first["type"].startswith(("greater_than", "less_than"))
+    got = "" if ", got " in reason else f", got {first['input'] if is_number else repr(first['input'])}"
     return f"{_flag(name)}: {reason}{got}"
 
 

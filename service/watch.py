@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ import orjson
 from litserve.utils import WorkerSetupStatus
 from setproctitle import setproctitle
 
+from service import logs
 from service.metrics import Metrics
 from service.shared_state import SharedState
 from service.wire import Decoder, Kind
@@ -76,7 +76,7 @@ class Watch(threading.Thread):
         """Say what went wrong, unless that is said already, and let the server end with this exit status."""
         self.exit_status = exit_status
         if message:
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            logs.tell_error(message)
 
     def run(self) -> None:
         """Wait for a signal and look after the processes in turn, until the server stops."""

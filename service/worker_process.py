@@ -73,7 +73,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         try:
             if identify(plan.model) != plan.identity:
                 fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
-            with Progress("loading the model") as progress:
+            with Progress("loading the model", stream=logs.start_stream()) as progress:
                 self.engine = load_engine(plan.model, device, plan.dtype, plan.backends, plan.threads, progress)
         except MLPError as error:
             fail(str(error))
@@ -112,7 +112,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         plan = lit_api.plan
         engine = lit_api.engine
         if worker_id == 0:  # the others do the same at the same time
-            with Progress("warming up", patience_s=0.0) as progress:
+            with Progress("warming up", stream=logs.start_stream(), patience_s=0.0) as progress:
                 engine.warm_up(plan.max_batch_rows, lambda name, done, total: progress(done, total, name))
         else:
             engine.warm_up(plan.max_batch_rows)
@@ -157,5 +157,5 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
 
 def fail(message: str) -> None:
     """End this process before it serves, with one line; the parent reads no more than the exit status."""
-    print(f"error: {message}", file=sys.stderr, flush=True)
+    logs.tell_error(message)
     raise SystemExit(START_FAILED)

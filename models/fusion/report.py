@@ -53,5 +53,7 @@ class FuseReport:
             f"{it.copied_bytes / 2**20:.1f} MiB"
             for it in self.swapped
         ]
+        if not self.swapped and not self.left_alone:
+            lines.append("  no feed-forward block was recognised; models/fusion/patterns.py has the names that are known")
         lines += [f"  {it.name or 'the module'} ({it.kind}): left alone, {it.reason}" for it in self.left_alone]
         return "\n".join(lines)
