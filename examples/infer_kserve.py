@@ -1,12 +1,13 @@
-"""Calls a running server with KServe's REST client: ``python infer_kserve.py [URL [MODEL]]``.
+"""Calls a running server with KServe's REST client: ``python infer_kserve.py [URL [MODEL [WIDTH]]]``.
 
-Needs ``pip install kserve``, and nothing of this project. A server's key goes into MLP_API_KEY.
+Needs ``pip install kserve``, and nothing of this project. WIDTH is how many numbers a row of the model has, 64 by default. A server's key goes into MLP_API_KEY.
 """
 
 import asyncio
 import os
 import sys
 
+import httpx
 import numpy as np
 from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
@@ -15,17 +16,18 @@ async def main(url: str = "http://127.0.0.1:8000", model: str = "digits", width:
     """Send two random rows to each backend, and show what came back."""
     client = InferenceRESTClient(RESTConfig(protocol="v2", timeout=60))
     headers = {"X-API-Key": os.environ.get("MLP_API_KEY", "")}
-    if not await client.is_model_ready(url, model, headers=headers):
-        sys.exit(f"{model} at {url} is not ready")
 
     rows = np.random.default_rng(0).random((2, width), dtype=np.float32)
     tensor = InferInput("input", list(rows.shape), "FP32")
     tensor.set_data_from_numpy(rows, binary_data=True)  # bytes instead of JSON: much less to encode
 
     for backend in ("eager", "compiled", "fused"):
-        # One that is not there raises httpx.HTTPStatusError with the reason. Without a name the server chooses.
+        # Without a name the server chooses.
         request = InferRequest(model, [tensor], parameters={"backend": backend})
-        reply = await client.infer(url, request, headers=headers, model_name=model)
+        try:
+            reply = await client.infer(url, request, headers=headers, model_name=model)
+        except httpx.HTTPStatusError as error:  # such as no key, another width, or a backend that is not there
+            sys.exit(str(error))
         print(
             f"{reply.parameters['backend']} ({reply.parameters['implementation']}): largest output of each row at",
             end=" ",

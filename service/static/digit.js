@@ -13,6 +13,7 @@ const PEN = 2.6; // half a stroke's width, in bits: as wide as those of the data
 const WIDE = 24; // what the data's digits fill of the bitmap's width
 const LARGEST_SCALE = 4; // a dot stays a dot
 const STEP = 4;
+const SAMPLE = [turns(36).map((angle) => [0.5 + 0.22 * Math.cos(angle), 0.5 + 0.35 * Math.sin(angle)])]; // a zero
 const NEAR = 0.008; // of the pad's side: points closer than this add nothing
 
 export function rasterise(strokes) {
@@ -45,6 +46,10 @@ function distance([ax, ay], [bx, by], x, y) {
   return Math.hypot(x - ax - share * dx, y - ay - share * dy);
 }
 
+function turns(steps) {
+  return Array.from({ length: steps + 1 }, (_, step) => (2 * Math.PI * step) / steps);
+}
+
 // The two pads: one to draw on, and the cells, which the keyboard reaches and which hold what is sent.
 export class DigitPad {
   #strokes = [];
@@ -67,7 +72,8 @@ export class DigitPad {
       });
     });
     this.#listen(at("pad"));
-    at("clear").addEventListener("click", () => this.clear());
+    at("clear").addEventListener("click", () => this.#draw([]));
+    at("sample").addEventListener("click", () => this.#draw(structuredClone(SAMPLE)));
     this.#show();
   }
 
@@ -77,8 +83,12 @@ export class DigitPad {
     return values;
   }
 
-  clear() {
-    this.#strokes = [];
+  get isEmpty() {
+    return this.values.every((value) => value === 0);
+  }
+
+  #draw(strokes) {
+    this.#strokes = strokes;
     this.#edits.clear();
     this.#show();
   }

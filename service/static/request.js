@@ -62,6 +62,12 @@ export class Request {
     if (!this.#model) return;
     const button = at("send");
     if (button.getAttribute("aria-disabled") === "true") return;
+    if (this.#isDrawn && this.#pad.isEmpty) {
+      say(at("answer"), "There is no digit yet: draw one, or take the sample.");
+      at("timing").replaceChildren();
+      at("results").replaceChildren();
+      return;
+    }
     button.setAttribute("aria-disabled", "true"); // it keeps the focus, as a disabled one would not
     const chosen = at("backend").value;
     try {

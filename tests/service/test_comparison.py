@@ -47,7 +47,7 @@ def test_leading_dimensions_are_kept_and_only_the_named_are_shown_and_all_are_co
 BAD: list[tuple[dict[str, Any], int, str]] = [
     ({}, 400, "inputs: this field is required"),
     ({"inputs": [[1.0] * 63]}, 400, "rows of 64 numbers, got 63"),
-    ({"inputs": ROWS, "backends": ["turbo"]}, 400, "expected one of eager, compiled, fused, got 'turbo'"),
+    ({"inputs": ROWS, "backends": ["turbo"]}, 400, "backends: expected one of eager, compiled, fused, got 'turbo'"),
     ({"inputs": ROWS, "backends": ["eager", "eager"]}, 400, "each at most once"),
     ({"inputs": ROWS, "backends": []}, 400, "backends: expected at least 1 of them, got 0"),
     ({"inputs": ROWS, "backends": ["eager"] * 5000}, 400, "backends: expected at most 16 of them, got 5000"),

@@ -137,6 +137,7 @@ def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_de
             b'{"default": "turbo"}',
             "default: expected one of eager, compiled, fused, or auto for the best available, got 'turbo'",
         ),
+        (b'{"canary": {"turbo": 0.1}}', "canary: expected one of eager, compiled, fused, got 'turbo'"),
         (b'{"default": 1}', "default: expected a valid string, got 1"),
         (b"{}", "default: this field is required"),
         (b'{"backend": "eager"}', "'backend': no such field; expected one of default"),

@@ -145,6 +145,13 @@ def test_a_body_of_100_megabytes_is_too_large(server: RunningServer) -> None:
     assert reply.headers["connection"] == "close"
 
 
+def test_a_refused_body_that_waits_to_be_asked_for_closes_the_connection_once(server: RunningServer) -> None:
+    head = b"POST /predict HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: 100000014\r\n\r\n"
+    reply = talk(server.port, head)
+    assert reply.startswith(b"HTTP/1.1 413 ")
+    assert reply.count(b"connection: close\r\n") == 1
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("PUT", "/backend")])
 def test_a_body_that_does_not_tell_its_length_is_cut_off_at_the_bound(
     server: RunningServer, method: str, path: str

@@ -2,14 +2,17 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.service.running_server import RunningServer, Start
+from tests.service.running_server import ROOT, RunningServer, Start
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -18,7 +21,9 @@ ROWS = {"inputs": [[0.5] * 8]}
 
 
 def objects(server: RunningServer) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+    """The log's lines, but those of a start."""
+    told = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
+    return [each for each in told if each["logger"] != "service.start"]
 
 
 def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) -> None:
@@ -81,8 +86,41 @@ def test_what_goes_wrong_is_told_as_json_too_the_host_framework_s_complaints_inc
     with server.stopped("worker"):
         assert server.stop() == 0
     later = [line for line in server.output.splitlines() if line not in screen]
-    assert [line for line in later if not line.startswith(("{", "loading the model", "warming up"))] == []
+    assert [line for line in later if not line.startswith("{")] == []
     told = objects(server)
     assert {each["level"] for each in told} <= {"WARNING", "ERROR"}
     assert [each["message"] for each in told if "1 requests in flight" in each["message"]] != []
     assert "litserve" in {each["logger"].partition(".")[0] for each in told}, server.output
+
+
+def stderr_of(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Exit status and stderr, every line an object, of a server that cannot start."""
+    command = [sys.executable, "-m", "service", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return done.returncode, [json.loads(line) for line in done.stderr.splitlines()]
+
+
+def test_a_start_that_fails_says_so_as_json_where_that_is_asked_for() -> None:
+    status, told = stderr_of("--model", "nowhere", "--log-format", "json")
+    assert (status, [each["level"] for each in told]) == (2, ["ERROR"])
+    assert "nowhere" in told[0]["message"]
+
+
+def test_a_worker_that_ends_is_told_with_its_pid_and_all_of_stderr_is_json_with_times_in_utc(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER, "--log-format", "json").wait_ready()
+    worker = server.pid_of("worker")
+    os.kill(worker, signal.SIGKILL)
+    server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.stop() == 0
+    (ended,) = objects(server)
+    assert ended["message"] == f"worker 0, pid {worker}, ended with signal 9; it is started anew"
+    assert (ended["level"], ended["logger"]) == ("ERROR", "service.host")
+    lines = server.output.splitlines()
+    told = [json.loads(line) for line in lines if line.startswith("{")]
+    assert {"starting  tiny from " + str(tiny_model), "warming up ..."} <= {each["message"] for each in told}
+    assert {datetime.fromisoformat(each["time"]).utcoffset() for each in told} == {timedelta(0)}
+    screen = [line for line in lines if line and not line.startswith("{")]
+    assert {line.split()[0] for line in screen} == {"model", "device", "backend", "default", "ready", "try"}

@@ -101,6 +101,11 @@ def send(browser: Browser) -> str:
     return answer(browser, lambda: click(browser, "#send"))
 
 
+def send_sample(browser: Browser) -> str:
+    click(browser, "#sample")
+    return send(browser)
+
+
 def table(browser: Browser, label: str) -> list[list[str]]:
     """The texts of a table's cells, by rows, the head first."""
     rows: list[list[str]] = browser.evaluate(
@@ -153,7 +158,7 @@ def test_the_model_is_told(client: httpx.Client) -> None:
 
 @NEEDS_CHROMIUM
 def test_the_page_loads_without_an_error_and_asks_no_other_host(shown: Browser, server: RunningServer) -> None:
-    send(shown)
+    send_sample(shown)
     shown.wait("document.querySelector('#figures tr')")
     assert shown.console() == []
     asked = shown.addresses()
@@ -182,6 +187,17 @@ def test_a_digit_that_is_drawn_is_read(shown: Browser) -> None:
         assert f": “{label}”, probability " in send(shown)
     click(shown, "#clear")
     assert shown.evaluate(f"return {CELLS}") == [0] * 64
+
+
+@NEEDS_CHROMIUM
+def test_nothing_drawn_is_not_sent_and_the_sample_is_read_as_a_zero(shown: Browser) -> None:
+    hint = "There is no digit yet: draw one, or take the sample."
+    assert send(shown) == hint
+    assert ": “0”, probability " in send_sample(shown)
+    click(shown, "#clear")
+    assert send(shown) == hint
+    assert shown.evaluate("return document.querySelectorAll('#results table').length") == 0
+    assert sum(each.endswith("/predict") for each in shown.addresses()) == 1
 
 
 @NEEDS_CHROMIUM
@@ -237,14 +253,14 @@ def test_tab_reaches_everything_and_leaves_again(shown: Browser) -> None:
         visited.append(name)
         outline = "const style = getComputedStyle(document.activeElement); return style.outlineStyle"
         assert name == "body" or shown.evaluate(outline) != "none", name
-    reached = ["default", "Switch", "clear", "backend", "send", "pause", "profile-rows", "Profile every backend"]
+    reached = ["default", "Switch", "clear", "sample", "backend", "send", "pause", "profile-rows", "Profile every backend"]
     assert [name for name in visited if name in reached] == reached
 
 
 @NEEDS_CHROMIUM
 def test_the_time_of_a_request_is_split_and_adds_up(shown: Browser) -> None:
     choose(shown, "backend", "fused")
-    assert send(shown).startswith("fused (")
+    assert send_sample(shown).startswith("fused (")
     head, row = table(shown, "Where the time went")
     assert head == ["backend", "queue", "batch", "compute", "encode", "wire", "whole"]
     units = {"µs": 1.0, "ms": 1e3, "s": 1e6}
@@ -311,7 +327,7 @@ def test_the_default_backend_is_switched(shown: Browser, client: httpx.Client) -
             assert f"requests that name none go to {default}" in shown.wait(TEXT, "default-outcome")
             assert client.get("/backend").json()["is_auto"] == (name == "auto")
             choose(shown, "backend", "")
-            assert send(shown).startswith(f"{default} (")
+            assert send_sample(shown).startswith(f"{default} (")
     finally:
         client.put("/backend", json={"default": "auto"})
 
@@ -435,7 +451,7 @@ def test_a_key_is_asked_for_and_goes_into_no_address(browser: Browser, locked: R
     wrong = [each for each in browser.console() if "401" not in each["message"]]
     assert wrong == []
     # On the same page: a label is text, whatever it looks like.
-    assert any(f"“{label}”" in send(browser) for label in LABELS)
+    assert any(f"“{label}”" in send_sample(browser) for label in LABELS)
     assert sorted(row[0] for row in table(browser, "Outputs")[1:]) == sorted(LABELS)
     assert browser.evaluate("return [window.hit ?? null, document.querySelectorAll('main img, main b').length]") == [
         None,
@@ -482,7 +498,7 @@ def test_it_fits_its_window_and_every_text_stands_out(
     opened(browser, server, scheme=scheme, width=width)
     assert browser.violations() == []
     choose(browser, "backend", "*")
-    send(browser)
+    send_sample(browser)
     click(browser, "#profile-form button")
     browser.wait("document.querySelectorAll('#profiles article').length === 3")
     browser.wait("document.querySelector('#figures tr')")
