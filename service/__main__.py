@@ -28,7 +28,9 @@ def main(arguments: list[str]) -> int:
         bound_spinning()
         with claim(chosen.port), private_directory() as directory:
             server = Server(chosen, model, config, directory)
-            print(f"starting  {config.name} from {model}", file=logs.start_stream(), flush=True)  # its workers take seconds
+            print(
+                f"starting  {config.name} from {model}", file=logs.start_stream(), flush=True
+            )  # its workers take seconds
             return server.run()
     except MLPError as error:
         logs.tell_error(str(error))

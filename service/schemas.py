@@ -345,9 +345,7 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
     if not set(map(type, level)) <= {int, float}:
         where, what = next((i, v) for i, v in enumerate(level) if type(v) not in (int, float))
         shown = f": {shortened(what)}" if isinstance(what, str) else ""
-        raise BadRequestError(
-            f"{_place(field, where, shape)}: expected a number, got {json_type(what)}{shown}"
-        )
+        raise BadRequestError(f"{_place(field, where, shape)}: expected a number, got {json_type(what)}{shown}")
     if shape[-1] != width:
         raise BadRequestError(f"{field}: expected rows of {width} numbers, got {shape[-1]} (shape {tuple(shape)})")
     count = len(level) // width

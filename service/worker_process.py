@@ -4,11 +4,13 @@ LitServe starts the process and restarts it; requests and results bypass its que
 the engine is warm, so a connection is the proof of readiness.
 """
 
+import contextlib
 import logging
 import multiprocessing.util
 import os
 import signal
 import sys
+import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         try:
             if identify(plan.model) != plan.identity:
                 fail(f"model {plan.model}: changed since the server started; start it anew to serve what is there now")
+            keep_no_semaphore()
             with Progress("loading the model", stream=logs.start_stream()) as progress:
                 self.engine = load_engine(plan.model, device, plan.dtype, plan.backends, plan.threads, progress)
         except MLPError as error:
@@ -153,6 +156,19 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(exit_status)  # nothing is left to tidy, and torch takes seconds to do so
+
+
+def keep_no_semaphore() -> None:
+    """Let the bars of tqdm, which torch.compile makes where it is installed, lock threads alone.
+
+    Their own lock holds a semaphore, which a worker that is killed could not give back.
+
+    Source: https://tqdm.github.io/docs/tqdm/#set_lock.
+    """
+    with contextlib.suppress(ImportError):
+        from tqdm import tqdm
+
+        tqdm.set_lock(threading.RLock())
 
 
 def fail(message: str) -> None:

@@ -54,6 +54,8 @@ class FuseReport:
             for it in self.swapped
         ]
         if not self.swapped and not self.left_alone:
-            lines.append("  no feed-forward block was recognised; models/fusion/patterns.py has the names that are known")
+            lines.append(
+                "  no feed-forward block was recognised; models/fusion/patterns.py has the names that are known"
+            )
         lines += [f"  {it.name or 'the module'} ({it.kind}): left alone, {it.reason}" for it in self.left_alone]
         return "\n".join(lines)

@@ -253,7 +253,17 @@ def test_tab_reaches_everything_and_leaves_again(shown: Browser) -> None:
         visited.append(name)
         outline = "const style = getComputedStyle(document.activeElement); return style.outlineStyle"
         assert name == "body" or shown.evaluate(outline) != "none", name
-    reached = ["default", "Switch", "clear", "sample", "backend", "send", "pause", "profile-rows", "Profile every backend"]
+    reached = [
+        "default",
+        "Switch",
+        "clear",
+        "sample",
+        "backend",
+        "send",
+        "pause",
+        "profile-rows",
+        "Profile every backend",
+    ]
     assert [name for name in visited if name in reached] == reached
 
 
