@@ -1,6 +1,7 @@
 """Calls a running server with KServe's REST client: ``python infer_kserve.py [URL [MODEL [WIDTH]]]``.
 
-Needs ``pip install kserve``, and nothing of this project. WIDTH is how many numbers a row of the model has, 64 by default. A server's key goes into MLP_API_KEY.
+Needs ``pip install kserve``, and nothing of this project. WIDTH is how many numbers a row of the model has. A server's
+key goes into MLP_API_KEY.
 """
 
 import asyncio

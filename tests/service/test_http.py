@@ -51,7 +51,7 @@ BAD_BODIES: list[tuple[bytes, str]] = [
     (b"{}", "inputs: this field is required"),
     (b'{"inputs": []}', "at least one row of 64 numbers"),
     (json.dumps({"inputs": [[1.0] * 63]}).encode(), "rows of 64 numbers, got 63"),
-    (json.dumps({"inputs": [[1.0] * 64, [1.0] * 63]}).encode(), "lists of one length"),
+    (json.dumps({"inputs": [[1.0] * 64, [1.0] * 63]}).encode(), "inputs[1]: expected a list of 64"),
     (json.dumps({"inputs": [["1.0"] * 64]}).encode(), "expected a number, got a string"),
     (json.dumps({"inputs": [[None] * 64]}).encode(), "expected a number, got null"),
     (json.dumps({"inputs": [[1e39] * 64]}).encode(), "within float32's range"),
@@ -295,6 +295,7 @@ def test_a_request_id_is_echoed_and_one_is_made_where_none_or_a_wild_one_came(cl
 
 def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Start, tiny_model: Path) -> None:
     guarded = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="hush-hush").wait_ready()
+    guarded.wait_until(lambda: "/docs, which asks for the key as well)" in guarded.output)
     with httpx.Client(base_url=guarded.url) as client:
         body = {"inputs": [0.5] * 8}
         for path in ("/predict", "/backend", "/model", "/docs", "/nope", "/static/nope.js", "/static/"):
