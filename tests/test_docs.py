@@ -19,6 +19,7 @@ from loadtests.evidence import Evidence, Knee
 from loadtests.report.charts import USES
 from loadtests.report.points import number
 from loadtests.report.summary import STEP, summary
+from models.fusion.patterns import PAIR, PATTERNS
 from service.errors import STATUS
 from service.settings import Settings, load
 from tests.loadtests import made_evidence
@@ -376,3 +377,11 @@ def test_a_cosine_is_shown_as_it_was_measured(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "fuse-minilm.json").write_text(json.dumps(document))
     monkeypatch.setattr(render, "RESULTS", tmp_path)
     assert "the least cosine of two embeddings is 1.25000." in render.fuse()
+
+
+def test_the_readme_lists_the_names_of_every_block_that_fuse_knows() -> None:
+    rows = [set(re.findall(r"`(\w+)`", line)) for line in README.splitlines() if line.startswith("| ")]
+    known = [set(pattern.needed) for pattern in PATTERNS] + [
+        {*PAIR, *(it for each in PAIR.values() for it in each.needed)}
+    ]
+    assert [names for names in known if names not in rows] == []

@@ -53,7 +53,10 @@ def test_a_clients_example_gets_one_answer_from_every_backend(server: RunningSer
 def test_kserves_example_says_why_it_is_refused(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="a key").wait_ready()
     command = [PYTHON, str(EXAMPLES / "infer_kserve.py"), server.url, "tiny"]
-    for key, sentence, status in (("", "expected this server's key", 401), ("a key", "rows of 8 numbers, got 64", 400)):
+    for key, sentence, status in (
+        ("", "expected this server's key", 401),
+        ("a key", "expected (..., 8), got (2, 64)", 400),
+    ):
         environment = os.environ | {"MLP_API_KEY": key}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 1
