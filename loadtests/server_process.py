@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import os
 import shlex
 import signal
 import socket
@@ -17,10 +18,39 @@ from loadtests.errors import LoadTestError
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 30.0
+CHOSEN = {
+    "--host": "the server is started on the loopback interface",
+    "--port": "a free port is taken",
+    "--model": "the model is the first argument",
+    "--backends": "give it before the `--`",
+    "--dtype": "give it before the `--`",
+    "--api-key": "give --key before the `--`, or set MLP_API_KEY",
+}
+"""Flags of the server that a measurement sets itself, and what to do instead."""
+ENVIRONMENT = ("HOST", "PORT", "MODEL", "BACKENDS", "DTYPE", "API_KEY", "DEFAULT_BACKEND", "CANARY")
+"""Settings that a server does not take from the environment when it is started to be measured: those that are chosen,
+and those of requests that name no backend, which may contradict them."""
 
 
 class ServerStartError(LoadTestError):
     """The server ended, or did not answer in time."""
+
+
+class ServerFlagError(LoadTestError):
+    """A flag for the server that the measurement sets itself."""
+
+
+def require_free_flags(flags: list[str]) -> None:
+    """Refuse flags for the server that would override what the measurement chooses.
+
+    Raises:
+        ServerFlagError: one does; the server takes the beginning of a name as well.
+    """
+    for each in flags:
+        name = each.partition("=")[0]
+        for chosen, instead in CHOSEN.items():
+            if len(name) > len("--") and chosen.startswith(name):
+                raise ServerFlagError(f"-- {name}: expected no {chosen} for the server behind `--`: {instead}")
 
 
 def free_port() -> int:
@@ -34,19 +64,26 @@ def free_port() -> int:
 class ServerProcess:
     """A child process that serves HTTP on a loopback port; a context manager that waits for it and ends it."""
 
-    def __init__(self, command: list[str], port: int, ready_path: str) -> None:
-        """`ready_path` answers below 400 once the server is ready."""
+    def __init__(
+        self, command: list[str], port: int, ready_path: str, environment: dict[str, str] | None = None
+    ) -> None:
+        """`ready_path` answers below 400 once the server is ready; `environment` None is that of this process."""
         self.port = port
         self.pid: int | None = None  # once it is started
         self._command = command
         self._ready_path = ready_path
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def service(cls, *arguments: str) -> Self:
-        """Return this project's server, with command-line flags."""
+    def service(cls, *arguments: str, key: str = "") -> Self:
+        """Return this project's server, with command-line flags; where there is a key, it asks for it."""
         port = free_port()
-        return cls([sys.executable, "-m", "service", "--port", str(port), *arguments], port, "/v2/health/ready")
+        command = [sys.executable, "-m", "service", "--port", str(port), *arguments]
+        ignored = {f"MLP_{name}" for name in ENVIRONMENT}
+        environment = {name: value for name, value in os.environ.items() if name.upper() not in ignored}
+        environment |= {"MLP_API_KEY": key} if key else {}
+        return cls(command, port, "/v2/health/ready", environment)
 
     def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
@@ -55,7 +92,10 @@ class ServerProcess:
             ServerStartError: it ended, or took too long.
         """
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
-        self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=subprocess.DEVNULL, process_group=0)
+        guarded = [sys.executable, "-m", "loadtests.orphan_guard", str(os.getpid()), *self._command]
+        self._process = subprocess.Popen(
+            guarded, cwd=ROOT, env=self._environment, stdout=subprocess.DEVNULL, process_group=0
+        )
         self.pid = self._process.pid
         try:
             self._wait()

@@ -24,7 +24,7 @@ from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
 from loadtests.measuring.expected import REFERENCE, TOLERANCE, expected_rows
 from loadtests.measuring.inspection import chosen, inspect, said
 from loadtests.measuring.measurement import Measurement
-from loadtests.server_process import ROOT, ServerProcess
+from loadtests.server_process import ROOT, ServerProcess, require_free_flags
 
 MODEL = "digits"  # of a server that is started
 MOST_PROCESSES = 256
@@ -134,6 +134,7 @@ def session(
         raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
     if options.max_in_flight < options.processes + options.remote_workers:
         raise LoadTestError(f"--max-in-flight {options.max_in_flight}: expected at least one for each process")
+    require_free_flags(options.service_flags)
     listening_address(options.bind)
     share = -(-most_connections // (options.processes + options.remote_workers))
     require_open_files(share)
@@ -145,7 +146,7 @@ def session(
             model, pid = served_name(options.model or MODEL), None
             flags = ["--model", options.model or MODEL, "--dtype", options.dtype, *options.service_flags]
             flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *options.backends]))]
-            server = stack.enter_context(ServerProcess.service(*flags))
+            server = stack.enter_context(ServerProcess.service(*flags, key=key))
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
             (host, port), pid = address(options.url), options.server_pid

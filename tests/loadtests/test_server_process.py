@@ -1,12 +1,37 @@
 import os
 import signal
+import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
-from loadtests.server_process import ServerProcess, ServerStartError, free_port
+from loadtests.server_process import (
+    CHOSEN,
+    ServerFlagError,
+    ServerProcess,
+    ServerStartError,
+    free_port,
+    require_free_flags,
+)
+
+ROOT = Path(__file__).parents[2]
+KILLED = """
+import sys, threading, time
+from loadtests.server_process import ServerProcess, free_port
+
+server = ServerProcess([sys.executable, "-c", "import time; time.sleep(600)"], free_port(), "/")
+def tell():
+    while server.pid is None:
+        time.sleep(0.01)
+    print(server.pid, flush=True)
+threading.Thread(target=tell, daemon=True).start()
+with server:
+    pass
+"""
 
 
 def test_a_server_that_ends_at_once_is_named_by_a_command_that_can_be_repeated() -> None:
@@ -30,3 +55,25 @@ def test_a_server_that_is_given_up_while_it_starts_is_ended() -> None:
         signal.signal(signal.SIGUSR1, before)
     assert server.pid is not None
     assert not psutil.pid_exists(server.pid)
+
+
+def test_a_server_whose_measurement_is_killed_while_it_starts_is_ended() -> None:
+    command = [sys.executable, "-c", KILLED]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as measurement:
+        assert measurement.stdout is not None
+        server = psutil.Process(int(measurement.stdout.readline()))
+        while "loadtests.orphan_guard" in server.cmdline():
+            time.sleep(0.01)
+        measurement.kill()
+    psutil.wait_procs([server], timeout=20)
+    assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("flag", [*CHOSEN, "--po", "--port=24040", "--api-k"])
+def test_a_flag_for_the_server_that_the_measurement_chooses_is_refused(flag: str) -> None:
+    with pytest.raises(ServerFlagError, match=f"-- {flag.partition('=')[0]}: expected no --"):
+        require_free_flags(["--threads", "1", flag, "24040"])
+
+
+def test_other_flags_are_the_server_s_own() -> None:
+    require_free_flags(["--threads", "1", "--max-queue-rows=8", "--hold-share", "0", "--", "-1"])

@@ -266,6 +266,75 @@ def test_an_interrupt_keeps_what_ran_and_ends_every_process(tiny_model: Path, tm
     assert psutil.wait_procs(children, timeout=LIMIT_S)[1] == []
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupt", "kill"])
+@pytest.mark.parametrize("has_workers", [False, True], ids=["at the start", "in the warm-up"])
+def test_a_server_that_starts_is_ended_with_its_comparison(
+    tiny_model: Path, tmp_path: Path, number: int, has_workers: bool
+) -> None:
+    flags = (str(tiny_model), "--backends", "eager")
+    with subprocess.Popen(
+        command(tmp_path / "out", *flags), cwd=ROOT, env=environment(), stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            comparison, limit = psutil.Process(process.pid), time.monotonic() + LIMIT_S
+            started: list[psutil.Process] = []
+            while not (len(started) > 1 if has_workers else started):
+                assert process.poll() is None
+                assert time.monotonic() < limit
+                started = comparison.children(recursive=True)
+            process.send_signal(number)
+            assert process.stderr is not None
+            said = process.stderr.read()  # until the server, which writes there as well, is gone
+        finally:
+            process.kill()
+    assert number == signal.SIGKILL or (process.returncode == 130 and said.endswith("error: interrupted\n"))
+    assert psutil.wait_procs(started, timeout=LIMIT_S)[1] == []
+
+
+@pytest.mark.parametrize("arguments", [("compare",), ("scenario", "steady")], ids=["compare", "scenario"])
+def test_a_flag_for_the_server_that_is_chosen_is_refused_before_it_starts(
+    tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    flags = ("--out", str(tmp_path), "--", "--threads", "1", "--port", "24040")
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtests", *arguments, *flags],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: -- --port: expected no --port for the server behind `--`: a free port is taken\n"
+
+
+def test_the_environment_of_a_server_changes_nothing_of_what_a_comparison_chooses(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    chosen = {
+        "MLP_HOST": "::",
+        "MLP_PORT": str(free_port()),
+        "MLP_MODEL": "nowhere",
+        "MLP_BACKENDS": "fused",
+        "MLP_DTYPE": "bfloat16",
+        "MLP_DEFAULT_BACKEND": "compiled",
+        "MLP_CANARY": "compiled=0.5",
+        "MLP_API_KEY": "other",
+    }
+    done = subprocess.run(
+        command(tmp_path, str(tiny_model), "--backends", "eager", "--key", "secret", *SHORT),
+        cwd=ROOT,
+        env=environment() | chosen,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert read(tmp_path / "compare.json").runs
+
+
 def test_sigterm_ends_a_comparison_as_an_interrupt_does(server: RunningServer, tmp_path: Path) -> None:
     with comparing(tmp_path, "--url", server.url, "--backends", "eager", "--rounds", "50", *BRIEF) as process:
         interrupted(process, signal.SIGTERM, tmp_path / "compare.json")
