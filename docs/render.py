@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from loadtests.conditions import told_commit
 from loadtests.evidence import Evidence, read
 from loadtests.measuring.generator_watch import CPU_LIMIT
 from loadtests.measuring.objective import Verdict
@@ -46,7 +47,7 @@ def result(name: str) -> dict[str, Any]:
 
 def measured_with(conditions: dict[str, Any]) -> str:
     """Return the versions and the commit that figures were measured with."""
-    return f"torch {conditions['torch']}, python {conditions['python']}, commit {conditions['commit']}."
+    return f"torch {conditions['torch']}, python {conditions['python']}, commit {told_commit(conditions['commit'])}."
 
 
 def overhead() -> str:
@@ -64,7 +65,7 @@ def overhead() -> str:
         "",
         f"Medians of {results[0]['requests']} requests to each, backend `{results[0]['backend']}`; "
         f"{conditions['processor']}, {conditions['cores']} cores, shared with the client; {versions}; "
-        f"commit {conditions['commit']}.",
+        f"commit {told_commit(conditions['commit'])}.",
     ]
     return "\n".join(rows) + "\n"
 
@@ -214,7 +215,8 @@ def compare() -> str:
         "",
         f"Model {evidence.model}, {request_of(evidence)}, {evidence.wire}; {rounds} interleaved rounds of up "
         f"to {seconds:.1f} s, medians and extremes, latency from the intended start; {conditions['processor']}, "
-        f"{conditions['cores']} cores, shared with the load generator; {versions}; commit {conditions['commit']}. "
+        f"{conditions['cores']} cores, shared with the load generator; {versions}; "
+        f"commit {told_commit(conditions['commit'])}. "
         f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md tells how to read it.",
     ]
     return "\n".join(rows) + "\n"
@@ -226,7 +228,8 @@ def latencies(point: Point) -> tuple[str, str, str]:
     p50, p99 = (
         f"{number(each.median)} ms ({number(each.low)} to {number(each.high)})" if each else "none" for each in spreads
     )
-    return str(point.load), p50, p99
+    rounds = "1 round" if point.rounds == 1 else f"{point.rounds} rounds"
+    return f"{point.load}, {rounds}", p50, p99
 
 
 def compare_chart(evidence: Evidence) -> Chart:
@@ -348,7 +351,7 @@ def peers(document: dict[str, Any]) -> str:
         f"Medians of {plan['rounds']} rounds of {plan['seconds']} s, {plan['rows']} row{'s' * (plan['rows'] > 1)} a "
         f"request, backend `{conditions['backend']}`, {conditions['threads']} threads; {conditions['processor']}, "
         f"{conditions['cores']} cores, shared with wrk {conditions['wrk']}; python {conditions['python']}, "
-        f"torch {conditions['torch']}, commit {conditions['commit']}."
+        f"torch {conditions['torch']}, commit {told_commit(conditions['commit'])}."
     )
     if document["ended_early"]:
         lines += ["", f"Not whole: {document['ended_early']}."]

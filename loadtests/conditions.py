@@ -48,6 +48,11 @@ def commit() -> str:
     return name.strip() + ("+" if changes.strip() else "")
 
 
+def told_commit(name: str) -> str:
+    """Return a commit's name as a page shows it: its `+` in words."""
+    return f"{name.removesuffix('+')} with changes that were not committed" if name.endswith("+") else name
+
+
 def recorded(arguments: list[str]) -> list[str]:
     """Return the command line as a document keeps it: no `--key`, and no `--api-key` of a server that is started."""
     kept = ["python", "-m", "loadtests"]

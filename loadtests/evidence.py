@@ -99,6 +99,8 @@ class Run:
     generator_cpu: Amount  # share of one core in use by the busiest generator process
     late_p99_ms: Amount | None  # how long after its intended start a request left, or was given up; of an open loop
     invalid: str | None  # why the run says nothing about the server; None: it does
+    is_search: bool = False  # it tried a rate in the search for a knee
+    other_cpu: Amount | None = None  # cores in use by neither server nor generator; None: the server is not watched
 
     @property
     def due(self) -> int:

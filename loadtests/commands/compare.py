@@ -1,6 +1,7 @@
 """`compare`: what each backend holds under load, end to end."""
 
 import argparse
+import os
 import shlex
 import sys
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from loadtests.measuring.expected import WrongAnswerError
 from loadtests.measuring.generator_watch import likely_cause
 from loadtests.output import OutputError, require_directory, sole_writer
 from loadtests.report.page import write_report
+from loadtests.report.summary import knees_of, least_of
 from loadtests.report.terminal import lines
 
 WRONG, ENDED_EARLY, NO_FIGURE, INTERRUPTED = 1, 1, 1, 130
@@ -24,8 +26,8 @@ WRONG, ENDED_EARLY, NO_FIGURE, INTERRUPTED = 1, 1, 1, 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.epilog = (
-        "Ends with status 0; 1 where a reply was wrong, the server stopped answering, or the search found no rate for "
-        "any backend; 2 where nothing could be measured; 130 where it was interrupted."
+        "Ends with status 0; 1 where a reply was wrong, the server stopped answering, or the search found no rate that "
+        "any backend holds; 2 where nothing could be measured; 130 where it was interrupted."
     )
     session.add_arguments(parser)
     parser.add_argument(
@@ -113,14 +115,18 @@ def run(options: argparse.Namespace) -> int:
     invalid = sum(each.invalid is not None for each in evidence.runs)
     if invalid:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
-    if (cause := likely_cause(evidence.runs)) is not None:
+    if (
+        cause := likely_cause(
+            evidence.runs, options.service_flags, options.url, options.remote_workers, os.cpu_count() or 1
+        )
+    ) is not None:
         print(cause)
     print()
     for file in written:
         print(file)
     if evidence.ended_early is not None:
         print(f"error: {evidence.ended_early}; what was measured before is in {path}", file=sys.stderr)
-    elif options.knee and not any(each.rate_per_s for each in evidence.knees):
+    elif options.knee and not (knees_of(evidence) or least_of(evidence)):
         print("error: no backend has a rate that holds; --no-knee does without the search", file=sys.stderr)
         status = NO_FIGURE
     return status

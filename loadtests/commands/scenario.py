@@ -1,6 +1,7 @@
 """`scenario`: a named load with an objective; status 0 where it was kept to, 1 where it was not."""
 
 import argparse
+import os
 import sys
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -125,12 +126,12 @@ def run(options: argparse.Namespace) -> int:
     if fault is not None:
         print(f"error: {fault}; what was measured before is in {path}", file=sys.stderr)
         return status
-    print("\n".join(figures(runs)))
+    print("\n".join(figures(runs, options)))
     print(table(verdicts))
     return 0 if all(each.has_passed for each in verdicts) else FAILED
 
 
-def figures(runs: list[Run]) -> list[str]:
+def figures(runs: list[Run], options: argparse.Namespace) -> list[str]:
     """Return what each run came to, and why it says nothing about the server where it does not."""
     told = []
     for run in runs:
@@ -139,7 +140,7 @@ def figures(runs: list[Run]) -> list[str]:
         told.append(f"{run.backend}, {load_of(run)}: {rates}")
         if run.invalid is not None:
             told.append(f"  says nothing about the server: {run.invalid}")
-    cause = likely_cause(runs)
+    cause = likely_cause(runs, options.service_flags, options.url, options.remote_workers, os.cpu_count() or 1)
     return told if cause is None else [*told, cause]
 
 

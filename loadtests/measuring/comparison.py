@@ -103,7 +103,8 @@ class Comparison:
         """
         seconds = min(max(self._plan.seconds, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * self._plan.seconds)
         for _ in range(MOST_REPEATS):
-            run = self._measure(self._arrivals(backend, search.rate_per_s, number, seconds), number)
+            load = self._arrivals(backend, search.rate_per_s, number, seconds)
+            run = self._measure(load, number, is_search=True)
             if run.invalid is None or has_held(run):
                 search.tell(has_held(run))
                 return
@@ -149,8 +150,8 @@ class Comparison:
             max_in_flight=self._plan.max_in_flight,
         )
 
-    def _measure(self, load: Load, number: int) -> Run:
-        return self._measurement.run(load, number)
+    def _measure(self, load: Load, number: int, is_search: bool = False) -> Run:
+        return self._measurement.run(load, number, is_search)
 
 
 def has_held(run: Run) -> bool:

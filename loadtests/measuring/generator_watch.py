@@ -1,6 +1,9 @@
 """Whether a run says something about the server, or only about the generator."""
 
+import os
+import statistics
 from collections.abc import Iterable
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,6 +14,8 @@ CPU_LIMIT = 0.8  # of a core: beyond it a process sends late and reads late
 LITTLE_CPU = 0.5  # of a core: a process that sends late and uses less was kept from running
 LATE_SHARE = 0.2  # of the objective; latency counts from when a request was due, so that this errs against the server
 LATE_FLOOR_MS = 1.0
+BUSY_SHARE = 0.15  # of the host's cores, in use by others: a core of two is then often not there when it is wanted
+ELSEWHERE = "make the load on another host (`python -m loadtests worker`)"
 
 
 def late_p99_ms(tally: Tally) -> float | None:
@@ -31,12 +36,46 @@ def fault_of(tally: Tally, objective_ms: float) -> str | None:
     return None
 
 
-def likely_cause(runs: Iterable[Run]) -> str | None:
-    """Return, in a sentence, why the generator was late although it used little CPU; None where that did not happen."""
-    shares = [run.generator_cpu for run in runs if run.invalid and run.late_p99_ms and run.generator_cpu < LITTLE_CPU]
-    if not shares:
+def likely_cause(
+    runs: Iterable[Run], service_flags: list[str], url: str | None, remote_workers: int, cores: int
+) -> str | None:
+    """Return, in sentences, why the generator was late although it used little CPU; None where that did not happen.
+
+    What helps depends on the flags: those of a server that was started, or the `url` of one that ran, which workers on
+    other hosts may load already.
+    """
+    elsewhere = "make the load with more workers on other hosts" if remote_workers else ELSEWHERE
+    late = [run for run in runs if run.invalid and run.late_p99_ms and run.generator_cpu < LITTLE_CPU]
+    if not late:
         return None
-    return (
-        f"requests left late while the generator used no more than {max(shares):.0%} of a core: the server probably "
-        "shares its cores; start the server with fewer threads (`-- --threads 1`), or load it from another host"
-    )
+    most = max(run.generator_cpu for run in late)
+    what = f"requests left late while the generator used no more than {most:.0%} of a core"
+    others = [run.other_cpu for run in late if run.other_cpu is not None]
+    if others and statistics.median(others) > BUSY_SHARE * cores:
+        share = statistics.median(others) / cores
+        return (
+            f"{what}: this host is busy with something else, {share:.0%} of its {cores} cores were used by neither "
+            f"server nor generator; measure when it is quiet, or {elsewhere}"
+        )
+    if url is not None:
+        return f"{what}: the server probably shares its cores; start it with fewer --threads, or {elsewhere}"
+    if threads_of(service_flags) == 1:
+        return f"{what}: the server shares its cores, with one thread already; {elsewhere}"
+    return f"{what}: the server probably shares its cores; give it fewer threads (`-- --threads 1`), or {elsewhere}"
+
+
+def threads_of(service_flags: list[str]) -> int | None:
+    """Return the threads that flags for the server, or the environment, give each of its workers; None: they do not."""
+    found = os.environ.get("MLP_THREADS", "")
+    for flag, after in pairwise([*service_flags, ""]):
+        name, equals, value = flag.partition("=")
+        if len(name) > len("--t") and "--threads".startswith(name):
+            found = value if equals else after
+    return int(found) if found.isascii() and found.isdecimal() else None
+
+
+def busy_warning(used: float, cores: int) -> str | None:
+    """Return a sentence on the cores that are in use before a measurement; None where they are few."""
+    if used <= BUSY_SHARE * cores:
+        return None
+    return f"this host is busy: other processes use {used:.0%} of {cores:.0%}; expect runs that do not count"

@@ -45,8 +45,8 @@ class Measurement:
         self._keep = keep
         self._has_gpu = has_gpu
 
-    def run(self, load: Load, number: int = 0) -> Run:
-        """Send a load, and check the replies that were kept.
+    def run(self, load: Load, number: int = 0, is_search: bool = False) -> Run:
+        """Send a load, and check the replies that were kept; `is_search` stands in the run.
 
         Raises:
             WrongAnswerError: one of them is wrong.
@@ -67,6 +67,7 @@ class Measurement:
         self.memory = watch.memory
         whole = total(self.tallies)
         run = run_of(whole, load, number, self._objective_ms, watch, self.first_ms.pop(whole.backend, None))
+        run = replace(run, is_search=is_search)
         target = self._generator.target
         wrong = [error for sample in whole.samples if (error := self._expected.compare(target, sample)) is not None]
         fault = fault_of_server(whole, load)
@@ -122,6 +123,7 @@ def run_of(
         generator_cpu=whole.generator_cpu,
         late_p99_ms=late_p99_ms(whole),
         invalid=fault_of(whole, objective_ms),
+        other_cpu=watch.other_cpu,
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ class ServerWatch:
     def __init__(self, pid: int | None, has_gpu: bool = True) -> None:
         """`pid` is the server's first process, None where it runs on another host; `has_gpu`: it computes on one."""
         self.cpu: float | None = None  # cores in use
+        self.other_cpu: float | None = None  # cores in use by neither the server nor this process and its children
         self.gpu: float | None = None  # share of the time
         self.memory: list[tuple[float, int]] = []  # seconds from the start, bytes resident
         self._root = None if pid is None else psutil.Process(pid)
@@ -31,6 +32,8 @@ class ServerWatch:
         """Begin."""
         self._began_s = time.monotonic()
         self._before = self._cpu_s()
+        self._own_before = own_cpu_s() if self._before else {}
+        self._host_before_s = busy_s()
         self._sampler = gevent.spawn(self._sample)
         return self
 
@@ -39,7 +42,11 @@ class ServerWatch:
         self._sampler.kill()
         after, seconds = self._cpu_s(), time.monotonic() - self._began_s
         if after and seconds > 0:
+            own = self._own_before | self._before
+            both = own_cpu_s() | after
+            host_s = busy_s() - self._host_before_s
             self.cpu = sum(used - self._before.get(process, 0.0) for process, used in after.items()) / seconds
+            self.other_cpu = max(0.0, host_s - sum(used - own.get(each, 0.0) for each, used in both.items())) / seconds
         if self._gpu_shares:
             self.gpu = sum(self._gpu_shares) / len(self._gpu_shares)
 
@@ -51,12 +58,7 @@ class ServerWatch:
         return []
 
     def _cpu_s(self) -> dict[psutil.Process, float]:
-        used = {}
-        for process in self._tree():
-            with contextlib.suppress(psutil.Error):
-                times = process.cpu_times()
-                used[process] = times.user + times.system
-        return used
+        return cpu_s(self._tree())
 
     def _resident(self) -> int:
         resident = 0
@@ -78,6 +80,39 @@ class ServerWatch:
                     print(f"GPU use is not watched any longer in this run: {share}", file=sys.stderr)
                     self._gpu_shares, read_gpu = [], None
             gevent.sleep(SAMPLE_EVERY_S)
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
+    """Return the CPU seconds of those that are still there."""
+    used = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            used[process] = times.user + times.system
+    return used
+
+
+def own_cpu_s() -> dict[psutil.Process, float]:
+    """Return the CPU seconds of this process and its children, the generator's among them."""
+    this = psutil.Process()
+    return cpu_s([this, *this.children(recursive=True)])
+
+
+def busy_s() -> float:
+    """Return the CPU seconds that all processes of this host have used, interrupts and what other guests took included.
+
+    Source: https://docs.kernel.org/filesystems/proc.html, /proc/stat; a guest's time is part of user's.
+    """
+    times = psutil.cpu_times()
+    return sum(float(getattr(times, name)) for name in ("user", "nice", "system", "irq", "softirq", "steal"))
+
+
+def busy_cores(seconds: float) -> float:
+    """Return how many cores of this host all processes but this one use, measured for so long."""
+    began_s, host_s, own = time.monotonic(), busy_s(), own_cpu_s()
+    time.sleep(seconds)
+    used_s = busy_s() - host_s - (sum(own_cpu_s().values()) - sum(own.values()))
+    return max(0.0, used_s) / (time.monotonic() - began_s)
 
 
 @functools.cache

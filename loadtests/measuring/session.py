@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shlex
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,13 +23,16 @@ from loadtests.generator.processes import Generator, listening_address
 from loadtests.generator.target import Target, TargetError, address, payloads
 from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
 from loadtests.measuring.expected import REFERENCE, TOLERANCE, expected_rows
+from loadtests.measuring.generator_watch import busy_warning
 from loadtests.measuring.inspection import chosen, inspect, said
 from loadtests.measuring.measurement import Measurement
+from loadtests.measuring.server_watch import busy_cores
 from loadtests.server_process import ROOT, ServerProcess, require_free_flags
 
 MODEL = "digits"  # of a server that is started
 MOST_PROCESSES = 256
 MOST_PID = (1 << 22) - 1  # of Linux
+LOOK_S = 0.5  # at the host, before it is loaded
 MOST_SEED = (1 << 63) - 1
 
 
@@ -158,6 +162,8 @@ def session(
         chosen([REFERENCE], ready)  # the expected rows come from it
         first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}
         expected = expected_rows(target, options.dtype)
+        if (warning := busy_warning(busy_cores(LOOK_S), psutil.cpu_count() or 1)) is not None:
+            print(warning, file=sys.stderr)
         generator = stack.enter_context(Generator(target, options.processes, options.remote_workers, options.bind))
         measurement = Measurement(generator, expected, options.objective_ms, pid, keep, device != "cpu")
         measurement.first_ms |= first_ms

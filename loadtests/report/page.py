@@ -8,11 +8,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from loadtests.conditions import told_commit
 from loadtests.evidence import Evidence, Knee, Run
 from loadtests.report.charts import NAMES, charts
 from loadtests.report.drawing import DARK, LIGHT, Chart, Scheme, image
 from loadtests.report.points import Point, Spread, fault, load_of, number, points
-from loadtests.report.summary import knee_ratio, summary
+from loadtests.report.summary import knee_ratio, knees_of, least_of, summary
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"svg": "image/svg+xml", "png": "image/png"}
@@ -102,13 +103,17 @@ def conditions(evidence: Evidence) -> list[tuple[str, str]]:
         ("seed of arrivals and rows", str(evidence.seed)),
         ("started", evidence.started),
         ("command", shlex.join(evidence.command)),
-        *((str(name), str(value)) for name, value in evidence.conditions.items()),
+        *(
+            (str(name), told_commit(str(value)) if name == "commit" else str(value))
+            for name, value in evidence.conditions.items()
+        ),
     ]
 
 
 def overview(evidence: Evidence) -> Table:
     """Return what each backend holds, and how often that of the first one, the baseline."""
     base = next(iter(evidence.backends))
+    found = knees_of(evidence) | least_of(evidence)
     rows = []
     for name, implementation in evidence.backends.items():
         knee = next((knee for knee in evidence.knees if knee.backend == name), None)
@@ -122,8 +127,8 @@ def overview(evidence: Evidence) -> Table:
             (
                 name,
                 implementation,
-                held(knee),
-                NONE if knee is None or knee.above_per_s is None else number(knee.above_per_s),
+                held(knee, name in found),
+                NONE if knee is None or name not in found or knee.above_per_s is None else number(knee.above_per_s),
                 NONE if ratio is None else "1" if name == base else (f"{ratio.value:.2f}", ratio.spread),
                 told(max(goodput, key=lambda spread: spread.median, default=None)),
                 told(max(throughput, key=lambda spread: spread.median, default=None)),
@@ -169,7 +174,7 @@ def by_load(evidence: Evidence) -> Table:
         ("load", "backend", "rounds that count", "not answered, %", *figures),
         [
             (
-                str(point.load),
+                (str(point.load), "tried in the search") if point.is_search else str(point.load),
                 point.backend,
                 f"{len(point.counted)} of {len(point.counted) + len(point.rejected)}",
                 f"{100 * point.failed_share:.1f}" if point.counted else NONE,
@@ -254,10 +259,12 @@ def stage(name: str) -> Callable[[Run], float | None]:
     return lambda run: None if run.stages_ms is None else float(getattr(run.stages_ms, name))
 
 
-def held(knee: Knee | None) -> Cell:
+def held(knee: Knee | None, has_figure: bool) -> Cell:
     """Return the rate of a knee, and below it that of each round, or why there is none."""
     if knee is None:
         return NONE
+    if not has_figure:
+        return NONE, knee.note or "no run of it counts"
     least = NONE if knee.at_least_per_s is None else f"at least {number(knee.at_least_per_s)}"
     rate = least if knee.rate_per_s is None else number(knee.rate_per_s)
     rounds = ", ".join(number(each) for each in knee.rounds_per_s)

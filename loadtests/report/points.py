@@ -1,5 +1,6 @@
 """The runs of a comparison put together: one backend under one load over the rounds, with the spread between them."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -50,11 +51,17 @@ class Point:
     load: OfferedLoad
     counted: tuple[Run, ...]
     rejected: tuple[Run, ...]
+    is_search: bool = False  # tried in the search for a knee
 
     def spread(self, figure: Callable[[Run], float | None]) -> Spread | None:
         """Return a figure's spread over the runs that count and have it; None where none has."""
         values = [value for run in self.counted if (value := figure(run)) is not None]
         return Spread.of(values) if values else None
+
+    @property
+    def rounds(self) -> int:
+        """In how many rounds a run counts."""
+        return len({run.round for run in self.counted})
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -82,11 +89,14 @@ def load_of(run: Run) -> OfferedLoad:
 
 
 def points(evidence: Evidence, loop: str | None = None) -> list[Point]:
-    """Return the points of one kind of loop, or of both, by load and then in the order of the backends."""
-    groups: dict[tuple[OfferedLoad, str], list[Run]] = {}
+    """Return the points of one kind of loop, or of both, by load and then in the order of the backends.
+
+    What the search tried stands apart from what was measured at the same load.
+    """
+    groups: dict[tuple[OfferedLoad, str, bool], list[Run]] = {}
     for run in evidence.runs:
         if loop in (None, run.loop):
-            groups.setdefault((load_of(run), run.backend), []).append(run)
+            groups.setdefault((load_of(run), run.backend, run.is_search), []).append(run)
     order = {name: place for place, name in enumerate(evidence.backends)}
     return [
         Point(
@@ -94,48 +104,61 @@ def points(evidence: Evidence, loop: str | None = None) -> list[Point]:
             load,
             tuple(run for run in runs if fault(run) is None),
             tuple(run for run in runs if fault(run) is not None),
+            is_search,
         )
-        for (load, backend), runs in sorted(groups.items(), key=lambda item: (item[0][0], order[item[0][1]]))
+        for (load, backend, is_search), runs in sorted(
+            groups.items(), key=lambda item: (item[0][0], order[item[0][1]], item[0][2])
+        )
     ]
 
 
 def repeated(found: Sequence[Point]) -> list[Point]:
     """Return the points that were measured in as many rounds as any of the same backend and loop.
 
-    The others are rates that the search for a knee tried once, or what an early end left. Where less than three of a
+    The others are rates that the search for a knee tried, or what an early end left. Where less than three of a
     line were repeated, all of it is returned.
     """
     lines: dict[tuple[str, str], list[Point]] = {}
     for point in found:
         lines.setdefault((point.backend, point.load.loop), []).append(point)
-    kept: set[tuple[str, OfferedLoad]] = set()
+    kept: set[tuple[str, OfferedLoad, bool]] = set()
     for line in lines.values():
         most = max(len(point.runs) for point in line)
         often = [point for point in line if len(point.runs) == most]
-        kept |= {(point.backend, point.load) for point in (often if len(often) >= FEWEST_POINTS else line)}
-    return [point for point in found if (point.backend, point.load) in kept]
+        shown = often if len(often) >= FEWEST_POINTS else line
+        kept |= {(point.backend, point.load, point.is_search) for point in shown}
+    return [point for point in found if (point.backend, point.load, point.is_search) in kept]
 
 
 def held(evidence: Evidence) -> dict[str, Point]:
     """Return each backend's point under which the backends are best told apart and none is overrun.
 
-    It is the highest rate at which every backend fails next to nothing and has a median p99 within the objective;
-    where no rate is common to all, each one's own highest such rate; and of a backend that has none, its closed loop
-    with the most users.
+    It is the highest rate at which every backend fails next to nothing and has a median p99 within the objective, of
+    those that were measured in most rounds and are no higher than what it holds; where no rate is common to all, each
+    one's own highest such rate; and of a backend that has none, its closed loop with the most users.
     """
+    most = {knee.backend: knee.rate_per_s or math.inf for knee in evidence.knees}
     candidates: dict[str, list[Point]] = {}
     for point in repeated(points(evidence)):
         p99 = point.spread(p99_ms)
         if p99 is None or point.failed_share > FAILED_SHARE:
             continue
-        if point.load.loop == "closed" or p99.median <= evidence.objective_ms:
+        is_held = p99.median <= evidence.objective_ms and point.load.amount <= most.get(point.backend, math.inf)
+        if point.load.loop == "closed" or is_held:
             candidates.setdefault(point.backend, []).append(point)
+    candidates = {name: _in_most_rounds(each) for name, each in candidates.items()}
     loads = [{point.load for point in each if point.load.loop == "open"} for each in candidates.values()]
     common = max(set.intersection(*loads), default=None) if len(loads) == len(evidence.backends) else None
     return {
         name: max((point for point in each if common in (None, point.load)), key=lambda point: point.load)
         for name, each in candidates.items()
     }
+
+
+def _in_most_rounds(found: list[Point]) -> list[Point]:
+    """Return the closed loops, and of the rates those that were measured in most rounds."""
+    rounds = max((point.rounds for point in found if point.load.loop == "open"), default=0)
+    return [point for point in found if point.load.loop == "closed" or point.rounds == rounds]
 
 
 def p99_ms(run: Run) -> float | None:

@@ -14,6 +14,7 @@ from loadtests.report.points import OfferedLoad, Spread, fault, number, points
 STEP = WITHIN - 1  # how closely the search for a knee looks
 REASONS = 3  # that are told; the table of runs has all
 FEWEST_ROUNDS = 3  # that bear a verdict: repeats of a single round contradict each other
+LATE = re.compile(r"1% of the requests left more than (.+) ms late, and (.+) ms is allowed")
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 
 
@@ -54,16 +55,18 @@ def capacity(evidence: Evidence) -> str:
     if not any(fault(run) is None for run in evidence.runs):
         return "No figure can be given, since there is no run that counts."
     within = f"99 of 100 requests answered within {evidence.objective_ms:g} ms"
-    knees = knees_of(evidence)
+    knees, least = knees_of(evidence), least_of(evidence)
     noted = {knee.backend: knee for knee in evidence.knees}
     held = [f"{name} {_rate(knee, is_first=not place)}" for place, (name, knee) in enumerate(knees.items())]
+    held += [
+        f"{name} {_least(knee, is_first=not (knees or place))}" for place, (name, knee) in enumerate(least.items())
+    ]
     clauses = [f"with {within}, {_listed(held)}"] if held else []
     such = "such rate" if held else f"rate with {within}"
-    missing = [name for name in evidence.backends if name in noted and name not in knees]
+    missing = [name for name in evidence.backends if name in noted and name not in knees | least]
     unsearched = [name for name in evidence.backends if name not in noted]
     if missing:
-        counted = {run.backend for run in evidence.runs if fault(run) is None}
-        reasons = [f"{name} ({_why(noted[name], name in counted)})" for name in missing]
+        reasons = [f"{name} ({noted[name].note or 'no run of it counts'})" for name in missing]
         clauses.append(f"no {such} was found for {_listed(reasons)}")
     if unsearched:
         clauses.append(f"no {such} was searched for {_listed(unsearched)}")
@@ -116,7 +119,7 @@ def standing(evidence: Evidence) -> str:
     for reason in reasons_of_runs:
         faults.setdefault(FIGURE.sub("", reason), []).append(reason)
     often = sorted(faults.values(), key=len, reverse=True)[:REASONS]
-    reasons = _listed([f"{_together(alike)} ({len(alike)} such)" for alike in often])
+    reasons = _listed([f"{_plain(_together(alike))}{_such(alike, rejected)}" for alike in often])
     if len(faults) > REASONS:
         reasons += f", besides {len(faults) - REASONS} other reasons"
     checked, wrong = (sum(getattr(run, name) for run in evidence.runs) for name in ("checked", "wrong"))
@@ -127,7 +130,9 @@ def standing(evidence: Evidence) -> str:
     elif rejected == total:
         runs = f"none of the {total} runs counts: {reasons}"
     else:
-        runs = f"{total - rejected} of {total} runs count, the others are marked: {reasons}"
+        runs = (
+            f"{total - rejected} of {total} runs count; {rejected} {'does' if rejected == 1 else 'do'} not: {reasons}"
+        )
     if wrong:
         replies = f"{wrong} of {checked} checked replies were wrong, so that nothing here is to be relied on"
     else:
@@ -141,6 +146,20 @@ def knees_of(evidence: Evidence) -> dict[str, Knee]:
     counted = {run.backend for run in evidence.runs if fault(run) is None}
     found = [knee for knee in evidence.knees if knee.rate_per_s is not None and knee.backend in counted]
     return {knee.backend: knee for knee in sorted(found, key=lambda knee: -(knee.rate_per_s or 0))}
+
+
+def least_of(evidence: Evidence) -> dict[str, Knee]:
+    """Return those without a rate of which it is known what is held at least, by backend, the highest first.
+
+    As with a rate, none where no run counts.
+    """
+    counted = {run.backend for run in evidence.runs if fault(run) is None}
+    found = [
+        knee
+        for knee in evidence.knees
+        if knee.rate_per_s is None and knee.at_least_per_s is not None and knee.backend in counted
+    ]
+    return {knee.backend: knee for knee in sorted(found, key=lambda knee: -(knee.at_least_per_s or 0))}
 
 
 def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
@@ -192,9 +211,10 @@ def _rate(knee: Knee, is_first: bool) -> str:
     return f"{rate} ({rounds if len(knee.rounds_per_s) > 1 else 'one round'})"
 
 
-def _why(knee: Knee, is_counted: bool) -> str:
-    held = f"at least {number(knee.at_least_per_s)} a second held; " if knee.at_least_per_s and is_counted else ""
-    return f"{held}{knee.note or 'no run of it counts'}"
+def _least(knee: Knee, is_first: bool) -> str:
+    rate = f"at least {number(knee.at_least_per_s or 0)}"
+    told = f"holds {rate} requests a second" if is_first else rate
+    return f"{told} (the search could not go on: {knee.note})"
 
 
 def _rounds(count: int) -> str:
@@ -211,6 +231,14 @@ def _together(reasons: list[str]) -> str:
     columns = zip(*(FIGURE.findall(reason) for reason in reasons), strict=True)
     ranges = iter([tuple(dict.fromkeys((min(each, key=float), max(each, key=float)))) for each in columns])
     return FIGURE.sub(lambda _: " to ".join(next(ranges)), reasons[0])
+
+
+def _plain(reason: str) -> str:
+    return LATE.sub(r"the load generator itself fell behind by \1 ms, and \2 ms is allowed", reason)
+
+
+def _such(alike: list[str], rejected: int) -> str:
+    return "" if len(alike) == rejected else f" ({len(alike)} of them)"
 
 
 def _listed(parts: list[str]) -> str:

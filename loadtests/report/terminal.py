@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loadtests.evidence import Evidence, Knee, Run
 from loadtests.report.points import Point, number, p50_ms, p99_ms, points, repeated
-from loadtests.report.summary import summary
+from loadtests.report.summary import knees_of, least_of, summary
 
 FIGURES: dict[str, Callable[[Run], float | None]] = {
     "requests/s": lambda run: run.answered_per_s,
@@ -15,24 +15,25 @@ FIGURES: dict[str, Callable[[Run], float | None]] = {
 
 def lines(evidence: Evidence) -> list[str]:
     """Return the lines that a terminal shows."""
+    found = knees_of(evidence) | least_of(evidence)
     return [
         *summary(evidence),
         "",
-        *(held(knee, evidence.objective_ms) for knee in evidence.knees),
+        *(held(knee, evidence.objective_ms, knee.backend in found) for knee in evidence.knees),
         *table(repeated(points(evidence))),
     ]
 
 
-def held(knee: Knee, objective_ms: float) -> str:
-    """Return what the search for one backend's knee found."""
+def held(knee: Knee, objective_ms: float, has_figure: bool) -> str:
+    """Return what the search for one backend's knee found, which is no figure where no run of it counts."""
+    if not has_figure:
+        return f"{knee.backend}: no rate was found: {knee.note or 'no run of it counts'}"
     if knee.rate_per_s is not None:
         extremes = f"{number(min(knee.rounds_per_s))} to {number(max(knee.rounds_per_s))}"
         rate = f"{number(knee.rate_per_s)} requests a second (rounds {extremes})"
         return f"{knee.backend}: p99 within {objective_ms:g} ms up to {rate}"
-    if knee.at_least_per_s is not None:
-        least = f"holds at least {number(knee.at_least_per_s)} a second"
-        return f"{knee.backend}: {least} (the search ended there: {knee.note})"
-    return f"{knee.backend}: no rate was found: {knee.note}"
+    least = f"holds at least {number(knee.at_least_per_s or 0)} a second"
+    return f"{knee.backend}: {least} (the search could not go on: {knee.note})"
 
 
 def table(found: list[Point]) -> list[str]:
@@ -44,6 +45,7 @@ def table(found: list[Point]) -> list[str]:
     for point in found:
         spreads = (point.spread(figure) for figure in FIGURES.values())
         told = ["-" if spread is None else number(spread.median) for spread in spreads]
-        note = "" if point.counted else "  no round counts"
+        note = "  tried in the search" if point.is_search else ""
+        note += "" if point.counted else "  no round counts"
         rows.append(form.format(point.backend, str(point.load), *told) + note)
     return rows

@@ -2,14 +2,16 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import gevent
+import psutil
 import pynvml
 import pytest
 
-from loadtests.measuring.server_watch import ServerWatch, gpu_reader
+from loadtests.measuring.server_watch import ServerWatch, busy_cores, gpu_reader
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +30,30 @@ def test_cpu_and_memory_of_a_process_are_told() -> None:
     assert watch.memory[0][1] > 1 << 20
 
 
+def test_what_others_use_is_told_apart_from_what_this_process_and_its_children_do() -> None:
+    orphan = (
+        "import subprocess, sys\n"
+        "print(subprocess.Popen([sys.executable, '-c', 'while True: pass'], stdout=subprocess.DEVNULL).pid)"
+    )
+    told = subprocess.run([sys.executable, "-c", orphan], stdout=subprocess.PIPE, text=True, check=True).stdout
+    other = psutil.Process(int(told))
+    try:
+        with ServerWatch(os.getpid()) as watch:
+            began_s, before_s = time.monotonic(), other.cpu_times().user
+            while other.cpu_times().user < before_s + 0.2:
+                gevent.sleep(0.01)
+            used = (other.cpu_times().user - before_s) / (time.monotonic() - began_s)
+        assert busy_cores(0.2) > 0
+    finally:
+        other.kill()
+    assert watch.other_cpu is not None
+    assert watch.other_cpu > used / 2  # clocks tick apart
+
+
 def test_of_a_server_elsewhere_nothing_is_told() -> None:
     with ServerWatch(None) as watch:
         gevent.sleep(0.01)
-    assert (watch.cpu, watch.gpu, watch.memory) == (None, None, [])
+    assert (watch.cpu, watch.other_cpu, watch.gpu, watch.memory) == (None, None, None, [])
 
 
 def test_a_gpu_that_cannot_be_read_is_said_once(

@@ -78,6 +78,21 @@ def test_where_no_rate_is_common_each_backend_is_shown_at_its_own_highest() -> N
     assert {name: load.amount for name, load in loads(evidence).items()} == expected
 
 
+def test_latencies_are_shown_of_a_rate_that_is_held_and_was_measured_in_most_rounds() -> None:
+    evidence = made_evidence.searched()
+    bounds = {knee.backend: knee.rate_per_s or 0 for knee in evidence.knees}
+    once = [run for run in evidence.runs if run.loop == "open" and run.round == 0]
+    for share in (0.95, 1.05):  # answered well, by one round's luck
+        evidence.runs += [
+            replace(run, rate_per_s=share * bounds[run.backend]) for run in once if run.rate_per_s == once[0].rate_per_s
+        ]
+    assert {name: point.rounds for name, point in held(evidence).items()} == dict.fromkeys(bounds, 3)
+    assert all(load.amount <= bounds[name] for name, load in loads(evidence).items())
+    often = replace(evidence, knees=[replace(knee, rate_per_s=0.8 * bounds[knee.backend]) for knee in evidence.knees])
+    expected = {name: pytest.approx(0.75 * bound) for name, bound in bounds.items()}
+    assert {name: load.amount for name, load in loads(often).items()} == expected
+
+
 def test_rates_that_the_search_tried_once_are_in_no_line() -> None:
     evidence = made_evidence.searched()
     found = repeated(points(evidence, "open"))

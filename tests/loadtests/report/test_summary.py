@@ -113,9 +113,7 @@ def test_the_third_sentence_counts_runs_and_checked_replies() -> None:
         "were right."
     )
     evidence.runs[3] = replace(evidence.runs[3], invalid="the generator was late")
-    assert standing(evidence).startswith(
-        "107 of 108 runs count, the others are marked: the generator was late (1 such), "
-    )
+    assert standing(evidence).startswith("107 of 108 runs count; 1 does not: the generator was late, and all ")
 
 
 def test_reasons_that_differ_in_figures_alone_are_told_once() -> None:
@@ -124,7 +122,7 @@ def test_reasons_that_differ_in_figures_alone_are_told_once() -> None:
         evidence.runs[place] = replace(evidence.runs[place], invalid=f"the generator used {share}% of a core")
     evidence.runs[9] = replace(evidence.runs[9], invalid="it was late")
     told = standing(evidence)
-    assert "marked: the generator used 83 to 91% of a core (3 such) and it was late (1 such), and" in told
+    assert "; 4 do not: the generator used 83 to 91% of a core (3 of them) and it was late (1 of them), and" in told
 
 
 def test_a_figure_that_differs_between_runs_is_told_as_its_range() -> None:
@@ -132,15 +130,14 @@ def test_a_figure_that_differs_between_runs_is_told_as_its_range() -> None:
     for place, late_ms in enumerate(("20", "1725.9", "14.6")):
         said = f"1% of the requests left more than {late_ms} ms late, and 10 ms is allowed"
         evidence.runs[place] = replace(evidence.runs[place], invalid=said)
-    assert "1% of the requests left more than 14.6 to 1725.9 ms late, and 10 ms is allowed (3 such)" in standing(
-        evidence
-    )
+    late = "; 3 do not: the load generator itself fell behind by 14.6 to 1725.9 ms, and 10 ms is allowed, and all"
+    assert late in standing(evidence)
 
 
 def test_a_wrong_reply_makes_nothing_to_be_relied_on() -> None:
     evidence = made_evidence.compared()
     evidence.runs[0] = replace(evidence.runs[0], wrong=3)
-    assert "3 of 8 checked replies were wrong (1 such)" in standing(evidence)
+    assert "; 1 does not: 3 of 8 checked replies were wrong, and" in standing(evidence)
     assert "3 of 864 checked replies were wrong, so that nothing here is to be relied on" in standing(evidence)
 
 
@@ -169,8 +166,9 @@ def test_without_any_knee_it_says_whether_one_was_searched() -> None:
         "(fused was late)."
     )
     late[0] = replace(late[0], at_least_per_s=70.0)
-    assert "for eager (at least 70.0 a second held; eager was late) and fused" in capacity(
-        replace(evidence, knees=late)
+    assert capacity(replace(evidence, knees=late)) == (
+        "With 99 of 100 requests answered within 50 ms, eager holds at least 70.0 requests a second (the search could "
+        "not go on: eager was late); no such rate was found for fused (fused was late)."
     )
     assert capacity(replace(evidence, knees=[])) == (
         "No rate with 99 of 100 requests answered within 50 ms was searched for eager and fused."
