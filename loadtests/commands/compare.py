@@ -115,11 +115,9 @@ def run(options: argparse.Namespace) -> int:
     invalid = sum(each.invalid is not None for each in evidence.runs)
     if invalid:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
-    if (
-        cause := likely_cause(
-            evidence.runs, options.service_flags, options.url, options.remote_workers, os.cpu_count() or 1
-        )
-    ) is not None:
+    cores = os.cpu_count() or 1
+    cause = likely_cause(evidence.runs, options.service_flags, options.url, options.remote_workers, cores)
+    if cause is not None:
         print(cause)
     print()
     for file in written:

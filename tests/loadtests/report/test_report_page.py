@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtests.evidence import Evidence
+from loadtests.evidence import Evidence, Knee
 from loadtests.report.charts import NAMES, charts
-from loadtests.report.page import conditions, write_report
+from loadtests.report.page import conditions, held, write_report
 from loadtests.report.page import html as page_of
 from loadtests.report.summary import summary
 from tests.loadtests import made_evidence
@@ -217,3 +217,9 @@ def test_the_command_says_where_it_cannot_write(tmp_path: Path) -> None:
     done = run(str(document), "--out", str(tmp_path / "file"))
     assert done.returncode == 2
     assert re.fullmatch(rf"error: .*{re.escape(os.fspath(tmp_path / 'file'))}.*\n", done.stderr)
+
+
+def test_what_is_held_at_least_is_a_figure_only_where_a_run_counts() -> None:
+    ended = Knee("eager", None, None, [], "it was late", 70.0)
+    assert held(ended, has_figure=True) == ("at least 70.0", "it was late")
+    assert held(ended, has_figure=False) == ("-", "it was late")
