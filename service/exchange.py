@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 from service.dispatch import Ticket
-from service.errors import ServiceError
 from service.inference import Inference, Operation, request_id_of
 from service.reply import Reply
 
@@ -28,7 +27,7 @@ class Head(NamedTuple):
     headers: Mapping[bytes, bytes]
     length: int
     keep_alive: bool
-    refusal: ServiceError | None
+    refusal: Exception | None
 
 
 class Heads:

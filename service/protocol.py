@@ -12,18 +12,22 @@ import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.errors import DrainingError, OverloadedError, ServiceError
+from service.errors import DrainingError, OverloadedError
 from service.exchange import Exchange, Head, Heads
-from service.inference import Inference, Operation, declared_length, request_id_of
+from service.inference import Inference, Operation, declared_length, logged_reply, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
 from service.settings import Settings
 from service.transport import Flow, JoiningTransport
 
 MAX_HEAD_BYTES = 64 << 10
+HEAD_END = b"\r\n\r\n"
+MOST_AHEAD = 8  # requests of a connection that are parsed and not answered; what is behind them stays bytes
+PIECE_BYTES = 128  # least that is parsed at once of several requests; the shortest one has 18
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
@@ -53,10 +57,15 @@ class Protocol(HttpToolsProtocol):
     _since_s = 0.0  # when what the connection now waits for began: the rest of a request, or the next one
     _received_bytes = 0
     _exchange: Exchange | None = None  # the request that is being received, where it is a usual one
+    flow: Flow
     _raw: asyncio.Transport
     _joining: JoiningTransport
     _cycles: list[Any]  # the requests that have come and are not answered yet, uvicorn's and ours, in their order
-    _failure: str | None = None  # the sentence that refuses the bytes after them
+    _failure: bytes | None = None  # the reply that refuses the bytes after them
+    _unparsed = b""  # of a read that brought several requests: those that wait until fewer are ahead of them
+    _is_parsing_due = False  # in the next turn of the loop
+    _body_left = 0  # bytes of a usual request's body that are still to come
+    _ends = 0  # of requests that the parser has found
     _head_end = b""
     _is_one_too_many = False
     _steps = 0  # heads, pieces of body and ends that the parser has found
@@ -82,6 +91,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop watching, and give up every request that is not answered."""
         Protocol.admitted -= not self._is_one_too_many
+        self._unparsed = b""
         if self._timer is not None:
             self._timer.cancel()
         for cycle in self._cycles:
@@ -124,24 +134,81 @@ class Protocol(HttpToolsProtocol):
             self._raw.close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless a request's line and headers are longer than any that is meant."""
+        """Parse what came: what may be one request at once, several a piece at a time."""
         if self._failure is not None:
             return
-        is_between = self._is_in_head and not self._is_receiving and not self._head_bytes
-        self._head_data = data[: data.find(b"\r\n\r\n") + 4] if is_between else b""
-        if self._head_data:
-            head = self.heads.get(self._head_data)
-            if head is not None and len(data) == len(self._head_data) + head.length and self._is_free():
+        if self._unparsed:  # reading is paused, but for what was on its way
+            self._unparsed += data
+            return
+        head_data = data[: data.find(HEAD_END) + len(HEAD_END)] if self._is_between() else b""
+        if head_data:
+            head = self.heads.get(head_data)
+            if head is not None and len(data) == len(head_data) + head.length and self._is_free():
                 exchange = self._take(head)
-                exchange.feed(data[len(self._head_data) :])
+                exchange.feed(data[len(head_data) :])
                 self._begin(exchange)
                 return
+        if len(data) > self._body_left:
+            start = data.find(b"\r", max(PIECE_BYTES, len(head_data)))  # found by memchr: mostly there is none
+            if start >= 0 and 0 <= data.find(HEAD_END, start) < len(data) - len(HEAD_END):
+                self._unparsed = data
+                self._parse_on()
+                return
+        self._parse(data, head_data)
+
+    def _parse_on(self) -> None:
+        """Parse of several requests the next to its end, if not too many are ahead of it, and go on in the next turn.
+
+        A piece ends where a head may end. So hardly more than one request is acted on in a turn, and other connections
+        have theirs in between.
+        """
+        self._is_parsing_due = False
+        ends = self._ends
+        at = 0
+        while at < len(self._unparsed) and self._ends == ends:
+            if self._failure is not None or self._raw.is_closing() or self._is_full():
+                break
+            end = self._unparsed.find(HEAD_END, at + PIECE_BYTES)
+            piece = self._unparsed[at : len(self._unparsed) if end < 0 else end + len(HEAD_END)]
+            at += len(piece)
+            self._parse(piece, piece[: piece.find(HEAD_END) + len(HEAD_END)] if self._is_between() else b"")
+        if self._raw.is_closing():
+            self._unparsed = b""
+            return
+        self._unparsed = self._unparsed[at:] if self._failure is None else b""
+        self.flow.is_behind = bool(self._unparsed)
+        if self._unparsed:
+            self.flow.pause_reading()
+            self._parse_soon()
+        else:
+            self.flow.resume_reading()
+
+    def _parse_soon(self) -> None:
+        """Have the rest parsed in the next turn of the loop, unless an answer has to come first."""
+        if self._unparsed and not self._is_parsing_due and not self._is_full():
+            self._is_parsing_due = True
+            self.loop.call_soon(self._parse_on)
+
+    def _is_between(self) -> bool:
+        """Say whether what comes next begins a request."""
+        return self._is_in_head and not self._is_receiving and not self._head_bytes
+
+    def _is_full(self) -> bool:
+        """Say whether the next request has to wait for the answer to one ahead of it."""
+        return self._is_in_head and len(self._cycles) >= MOST_AHEAD
+
+    def _parse(self, data: bytes, head_data: bytes) -> None:
+        """Parse bytes, unless a request's line and headers are longer than any that is meant.
+
+        `head_data` is the head that they begin with, if it is whole.
+        """
+        self._head_data = head_data
         self._received_bytes += len(data)
         if self._is_in_head:
             self._head_bytes += len(data)
             before, start = self._head_end, self._head_end + data[:MAX_HEAD_BYTES]
             self._head_end = start[-3:]  # where the end of a head may have begun
-            end = start.find(b"\r\n\r\n")
+            end = start.find(HEAD_END)
             if self._head_bytes > MAX_HEAD_BYTES and end < 0:
                 self._refuse(
                     f"expected at most {MAX_HEAD_BYTES} bytes of headers, got more; send fewer or shorter ones"
@@ -153,9 +220,24 @@ class Protocol(HttpToolsProtocol):
                 data = UPGRADE.sub(b"\r\nx-upgrade-ignored:", data[:size]) + data[size:]
                 self._head_data = b""
         steps = self._steps
-        super().data_received(data)
+        self._feed(data)
         if steps == self._steps and not self._is_in_head and self.parser is not None:
             self._count_extra(len(data), MAX_HEAD_BYTES)
+
+    def _feed(self, data: bytes) -> None:
+        """Give bytes to the parser; it wraps what its callbacks raise, which is a fault of ours."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__
+            if isinstance(cause, Exception) and not isinstance(cause, httptools.HttpParserError):
+                self._fail(cause)
+            else:
+                self._refuse(NO_REQUEST)
+        except httptools.HttpParserError:
+            self._refuse(NO_REQUEST)
+        except httptools.HttpParserUpgrade:  # the reply says what there is to say
+            pass
 
     def on_message_begin(self) -> None:
         """Give the request its time."""
@@ -170,7 +252,7 @@ class Protocol(HttpToolsProtocol):
         self._steps += 1
         self._head_bytes = self._extra_bytes = 0
         if self._raw.is_closing():  # nothing is done behind a reply that ends the connection
-            self._failure = "expected no request after a reply that ends the connection, got one; open another"
+            self._failure = refusal("expected no request after a reply that ends the connection, got one; open another")
             return
         self._head_end = b""
         if self._is_one_too_many:
@@ -192,7 +274,10 @@ class Protocol(HttpToolsProtocol):
                 self._take(head)
                 return
         self._exchange = None
-        super().on_headers_complete()
+        try:
+            super().on_headers_complete()
+        except Exception as error:  # a target that uvicorn makes nothing of
+            raise httptools.HttpParserInvalidURLError from error
         self._cycles.append(self.cycle)
 
     def _refuse_connection(self) -> None:
@@ -200,7 +285,7 @@ class Protocol(HttpToolsProtocol):
         if self._failure is not None:
             return
         sentence = f"the server has its {self.max_connections} connections; try again later"
-        self._failure = sentence
+        self._failure = refusal(sentence)
         error = OverloadedError(sentence)
         headers = dict(self.headers)
         request_id = request_id_of(headers)
@@ -232,18 +317,19 @@ class Protocol(HttpToolsProtocol):
         )
 
     def _head(self, operation: Operation, headers: Mapping[bytes, bytes]) -> Head:
-        refusal = None
+        refused: Exception | None = None
         try:
             self.inference.require_key(headers)
             operation.check(headers)
-        except ServiceError as error:
-            refusal = error
-        return Head(operation, headers, declared_length(headers), self.parser.should_keep_alive(), refusal)
+        except Exception as error:  # one that is none of ours is a fault of ours, and told as such
+            refused = error
+        return Head(operation, headers, declared_length(headers), self.parser.should_keep_alive(), refused)
 
     def _take(self, head: Head) -> Exchange:
         self._exchange = exchange = Exchange(self, head)
         self.cycle = cast("Any", exchange)
         self._cycles.append(exchange)
+        self._body_left = head.length
         return exchange
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -269,6 +355,7 @@ class Protocol(HttpToolsProtocol):
         if self.cycle.response_complete:
             self._count_extra(len(body), self.inference.options.max_body_bytes)
         if self._exchange is not None:
+            self._body_left -= len(body)
             self._exchange.feed(body)
         else:
             super().on_body(body)
@@ -277,7 +364,9 @@ class Protocol(HttpToolsProtocol):
         """Act on the request, and expect the next one's head."""
         self._is_in_head = True
         self._is_receiving = False
+        self._body_left = 0
         self._steps += 1
+        self._ends += 1
         if self._failure is not None:
             return
         if self._exchange is not None:
@@ -333,9 +422,10 @@ class Protocol(HttpToolsProtocol):
         self._since_s = self.loop.time()  # of the next request, or of what is left of it
         self._received_bytes = 0
         if self._failure is not None and not any(not cycle.more_body for cycle in self._cycles):
-            self._refuse(self._failure)
+            self._end(self._failure)
         elif self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
+        self._parse_soon()
         self.flow.resume_reading()
 
     def shutdown(self) -> None:
@@ -353,22 +443,31 @@ class Protocol(HttpToolsProtocol):
         else:
             super().shutdown()
 
-    def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: the reply does."""
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002
-        """Refuse bytes that uvicorn's parser makes nothing of; its own sentence tells no more."""
-        self._refuse(NO_REQUEST)
-
     def _refuse(self, sentence: str) -> None:
         """Answer what is no request with 400, after the whole requests before it, and close the connection."""
+        log.debug("a connection is refused: %s", sentence)
+        self._end(refusal(sentence))
+
+    def _fail(self, error: Exception) -> None:
+        """Answer a request that could not be read by a fault of ours with 500, and log the fault."""
+        request_id = request_id_of(dict(self.headers))
+        reply = logged_reply(error, request_id)
+        head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
+        self._end(head + reply.body)
+
+    def _end(self, reply: bytes) -> None:
+        """Write a last reply, after those to the whole requests before it, and close the connection."""
+        self._failure = self._failure or reply
         if any(not cycle.response_complete and not cycle.more_body for cycle in self._cycles):
-            self._failure = sentence
             return
-        error = self._failure = self._failure or sentence
-        body = orjson.dumps({"error": error, "code": "bad_request"})
-        self.transport.write(BAD_REQUEST % (len(body), body))
+        self.transport.write(self._failure)
         self.transport.close()
+
+
+def refusal(sentence: str) -> bytes:
+    """Return the reply to bytes that are no request."""
+    body = orjson.dumps({"error": sentence, "code": "bad_request"})
+    return BAD_REQUEST % (len(body), body)
 
 
 def protocol(inference: Inference, settings: Settings) -> type[Protocol]:

@@ -49,13 +49,15 @@ class JoiningTransport:
 
 
 class Flow(FlowControl):
-    """Lets no more in while requests that were sent ahead wait for their turn: what one read brings is the bound."""
+    """Lets no more in while requests that were sent ahead wait for their turn, parsed or not."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)
         self._pipeline = pipeline
+        self.is_behind = False
+        """Whether bytes have been read that are not parsed yet."""
 
     def resume_reading(self) -> None:
         """Read on, if nothing waits."""
-        if not self._pipeline:
+        if not self._pipeline and not self.is_behind:
             super().resume_reading()

@@ -463,3 +463,58 @@ def test_the_rest_of_an_answered_request_that_never_comes_ends_the_connection_si
     assert reply.count(b"HTTP/1.1 ") == 1
     assert parsed(reply)[0] == 404
     assert server.stop() == 0
+
+
+SHORTEST = b"GET / HTTP/1.1\r\n\r\n"
+
+
+def test_of_what_is_sent_ahead_little_is_parsed_before_its_turn(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    one = request("/predict", json.dumps({"inputs": [0.5] * 8}).encode())
+    pid = server.pid_of("http")
+    with contextlib.ExitStack() as connections, server.stopped("worker"):
+        before = resident_kib(pid)
+        with server.stopped("http"):  # so that one read brings all that a socket holds
+            for _ in range(24):
+                connection = connections.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+                connection.setblocking(False)
+                assert connection.send(one + SHORTEST * 8000) > 60_000  # more than 3000 requests
+        server.wait_until(lambda: server.accepted() == 24)
+        assert resident_kib(pid) - before < 24 << 10  # 1 kB for each request would be three times that
+    assert server.stop() == 0
+
+
+def test_requests_sent_ahead_and_refused_at_once_leave_others_their_turn(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    packed = request("/predict", gzip.compress(bytes(60_000)), "content-encoding: gzip")
+    with (
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as greedy,
+        socket.create_connection(("127.0.0.1", server.port), timeout=60) as other,
+    ):
+        with server.stopped("http"):
+            greedy.sendall(packed * 200)
+            other.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        shown = b""
+        while data := other.recv(65536):
+            shown += data
+        refused = sum(float(line.split()[-1]) for line in shown.splitlines() if b'code="bad_request"' in line)
+        assert refused < 100
+        replies = b""
+        while replies.count(b"HTTP/1.1 400") < 200:
+            replies += greedy.recv(65536)
+    assert server.stop() == 0
+
+
+def test_many_requests_sent_ahead_of_every_kind_are_all_answered_in_their_order(server: RunningServer) -> None:
+    kinds = (
+        lambda name: b"GET /nope HTTP/1.1\r\nx-request-id: %b\r\n\r\n" % name,
+        lambda name: request("/predict", b"{", f"x-request-id: {name.decode()}"),
+        lambda name: request("/predict", b"\r\n\r\n" * 200, f"x-request-id: {name.decode()}"),
+        lambda name: request("/predict", b"\r\n\r\n" * 200, f"x-request-id: {name.decode()}", is_chunked=True),
+        lambda name: request("/predict", BODY, f"x-request-id: {name.decode()}"),
+    )
+    names = [b"ahead-%d" % index for index in range(150)]
+    sent = b"".join(kinds[(index + index // 5) % 5](name) for index, name in enumerate(names))
+    replies = talk(server.port, sent + request("/predict", BODY, CLOSE))
+    assert re.findall(rb"x-request-id: (ahead-\d+)\r", replies) == names
+    assert replies.count(b"HTTP/1.1 ") == len(names) + 1
