@@ -21,16 +21,23 @@ def main(arguments: list[str]) -> int:
         config = ModelConfig.load(model)
         check(model, config)
         from service.server import Server
-        from service.surroundings import bound_spinning, claim, private_directory, require_free, use_cache
+        from service.surroundings import (
+            allow_descriptors,
+            bound_spinning,
+            claim,
+            private_directory,
+            require_free,
+            use_cache,
+        )
 
         require_free(chosen.host, chosen.port)
         use_cache(chosen.cache_dir)
         bound_spinning()
         with claim(chosen.port), private_directory() as directory:
             server = Server(chosen, model, config, directory)
-            print(
-                f"starting  {config.name} from {model}", file=logs.start_stream(), flush=True
-            )  # its workers take seconds
+            allow_descriptors(chosen.max_connections, len(server.sockets))
+            # its workers take seconds
+            print(f"starting  {config.name} from {model}", file=logs.start_stream(), flush=True)
             return server.run()
     except MLPError as error:
         logs.tell_error(str(error))

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import shutil
 import socket
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 from models.errors import MLPError
 
 SPIN_COUNT = 2000
+SPARE_DESCRIPTORS = 128  # of an HTTP process: what is open anyway, and connections that are being refused
 MAX_SOCKET_PATH_BYTES = 100  # Linux takes 107
 ModelIdentity = tuple[tuple[str, int, int, int], ...]
 
@@ -99,6 +101,26 @@ def require_free(host: str, port: int) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise StartError(f"--port {port} on --host {host}: {error.strerror}; name another one") from None
+
+
+def allow_descriptors(max_connections: int, workers: int) -> None:
+    """Raise this process's soft limit of open files, and so that of those it forks, to what its connections need.
+
+    A process without a descriptor to spare closes connections unanswered, and reaches no worker that starts anew.
+
+    Raises:
+        StartError: the hard limit is lower.
+    """
+    needed = max_connections + workers + SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise StartError(
+            f"--max-connections {max_connections}: needs {needed} open files in each HTTP process, and the hard limit "
+            f"(ulimit -Hn) is {hard}; raise it, or lower --max-connections"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def bound_spinning() -> None:
