@@ -6,6 +6,7 @@ task or a future, and `service.http` takes every other one through ASGI.
 
 import hmac
 import logging
+import os
 import re
 import time
 from abc import ABC, abstractmethod
@@ -98,7 +99,8 @@ class Predict(Operation):
         if self.backend is not None:
             if request.backend not in (None, self.backend):
                 raise BadRequestError(
-                    f"backend: the path asks for {self.backend!r} and the body for {request.backend!r}"
+                    f"backend: the path asks for {schemas.shortened(self.backend)} and the body for "
+                    f"{schemas.shortened(request.backend)}"
                 )
             request.backend = self.backend
         return request
@@ -197,7 +199,7 @@ class Inference:
             return
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
         token = headers.get(b"x-api-key", bearer if scheme.lower() == b"bearer" else b"")
-        if not hmac.compare_digest(token, key.encode()):
+        if not hmac.compare_digest(token, os.fsencode(key)):
             raise UnauthorizedError(
                 "expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>"
             )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError, UnsupportedMediaTypeError
+from service.shared_state import LEAST_SHARE
 
 Rows = NDArray[np.float32]
 Model = TypeVar("Model", bound=BaseModel)
@@ -197,6 +198,11 @@ class BackendBody(Body):
         """
         if self.default is None and self.canary is None:
             raise BadRequestError("default: this field is required, or canary")
+        for name, weight in (self.canary or {}).items():
+            if 0 < weight < LEAST_SHARE:
+                raise BadRequestError(
+                    f"canary.{shortened(name)}: expected 0, or a share of at least {LEAST_SHARE:f}, got {weight:g}"
+                )
         total = sum((self.canary or {}).values())
         if total > 1:
             raise BadRequestError(f"canary: expected shares of 1 together at most, got {total:g}")

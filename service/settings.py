@@ -1,6 +1,8 @@
 """Every setting of the server: command-line flag, else environment variable `MLP_<NAME>`, else default."""
 
 import os
+import re
+import string
 from argparse import ArgumentParser
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -11,6 +13,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, Pydanti
 from pydantic_settings.exceptions import SettingsError
 
 from models.errors import MLPError
+from service.shared_state import LEAST_SHARE
 
 BACKENDS = ("eager", "compiled", "fused")
 ENV_PREFIX = "MLP_"
@@ -18,6 +21,7 @@ TRACES_PATH = "/v1/traces"
 OTLP_VARIABLE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 OTLP_TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 BASE_URL = f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added"
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what the value of a header cannot hold
 WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to which nothing is added"
 
 
@@ -68,7 +72,7 @@ def available_cores() -> int:
 
 
 def shares(text: str) -> dict[str, float] | None:
-    """Read `fused=0.05,compiled=0.1`; None where it is anything else, or a share is not from 0 to 1."""
+    """Read `fused=0.05,compiled=0.1`; None where it is anything else, or a share is none."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.partition("=")
@@ -76,7 +80,7 @@ def shares(text: str) -> dict[str, float] | None:
             weight = float(number)
         except ValueError:
             return None
-        if name in found or not 0 <= weight <= 1:
+        if name in found or not (weight == 0 or LEAST_SHARE <= weight <= 1):
             return None
         found[name] = weight
     return found
@@ -211,13 +215,32 @@ class Settings(BaseSettings):
             raise ValueError(BASE_URL)
         return value
 
+    @field_validator("api_key")
+    @classmethod
+    def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
+        """Refuse a key that no header can carry as it is, as one of a file that ends with a line end.
+
+        Source: https://www.rfc-editor.org/rfc/rfc9110#name-field-values.
+        """
+        key = "" if value is None else value.get_secret_value()
+        if key != key.strip(string.whitespace):
+            raise ValueError(
+                "expected a key without whitespace at its ends, got one with some, such as the line end of a file"
+            )
+        if CONTROL.search(key):
+            raise ValueError("expected a key without control characters, got one with some")
+        return value
+
     @field_validator("canary")
     @classmethod
     def _is_shares(cls, value: str | None) -> str | None:
         if value is not None:
             weights = shares(value)
             if weights is None or sum(weights.values()) > 1:
-                raise ValueError("expected shares by backend, 1 together at most, such as fused=0.05,compiled=0.1")
+                raise ValueError(
+                    f"expected shares by backend, {LEAST_SHARE:f} or more each and 1 together at most, such as "
+                    "fused=0.05,compiled=0.1"
+                )
         return value
 
     @field_validator("cache_dir")

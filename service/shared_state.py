@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 AUTO = -1
 SHARES = 1_000_000  # what a canary's weight of 1 is stored as
+LEAST_SHARE = 1 / SHARES  # of a canary's that are not 0
 _WORD_BYTES = 4
 _DEFAULT, _DRAINING, _CHANGES, _FIRST = range(4)
 _RECORD = struct.Struct("<dI500s")  # when, how many bytes of the sentence, the sentence

@@ -140,6 +140,7 @@ def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_de
         (b'{"canary": {"turbo": 0.1}}', "canary: expected one of eager, compiled, fused, got 'turbo'"),
         (b'{"default": 1}', "default: expected a valid string, got 1"),
         (b"{}", "default: this field is required"),
+        (b'{"canary": {"fused": 1e-7}}', "canary.'fused': expected 0, or a share of at least 0.000001, got 1e-07"),
         (b'{"backend": "eager"}', "'backend': no such field; expected one of default"),
         (b'["eager"]', "expected a JSON object with default, canary, got a list"),
         (b"{", "not valid JSON"),

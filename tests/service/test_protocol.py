@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import json
+import os
 import re
 import socket
 import threading
@@ -518,3 +519,31 @@ def test_many_requests_sent_ahead_of_every_kind_are_all_answered_in_their_order(
     replies = talk(server.port, sent + request("/predict", BODY, CLOSE))
     assert re.findall(rb"x-request-id: (ahead-\d+)\r", replies) == names
     assert replies.count(b"HTTP/1.1 ") == len(names) + 1
+
+
+class FaultyServer(RunningServer):
+    program = ("-m", "tests.service.faulty_server")
+
+
+def test_a_fault_of_ours_at_the_headers_is_told_as_one_and_logged(tmp_path: Path, tiny_model: Path) -> None:
+    server = FaultyServer(tmp_path / "log", "--model", str(tiny_model), *EAGER)
+    try:
+        server.wait_ready()
+        for door in ("usual", "query"):
+            status, reply = through(server.port, DOORS[door])
+            assert (status, reply["code"]) == (500, "internal")
+        assert server.output.count("LookupError: planted") == 2
+    finally:
+        server.end()
+
+
+def test_a_key_of_any_bytes_is_compared_by_them_and_bad_requests_leave_no_lines(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), *EAGER, MLP_API_KEY=os.fsdecode(b"caf\xe9")).wait_ready()
+    ask = b"GET /backend HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-api-key: %b\r\n\r\n"
+    assert parsed(talk(server.port, ask % b"caf\xe9"))[0] == 200
+    assert parsed(talk(server.port, ask % "café".encode()))[0] == 401
+    body = json.dumps({"inputs": [0.5] * 8}).encode()
+    assert parsed(talk(server.port, request("/predict", body, CLOSE)))[0] == 401
+    assert parsed(talk(server.port, b"garbage\r\n\r\n"))[0] == 400
+    assert "Invalid HTTP request" not in server.output
+    assert server.stop() == 0

@@ -32,6 +32,28 @@ def test_a_key_is_what_was_given_whatever_it_spells() -> None:
         assert key.get_secret_value() == given
 
 
+@pytest.mark.parametrize("key", ["s3cret\n", " ", " s3cret", "s3cret\t", "s3c\nret", "s3c\x7fret"], ids=repr)
+@pytest.mark.parametrize("is_flag", [True, False], ids=["flag", "variable"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, key: str, is_flag: bool
+) -> None:
+    if not is_flag:
+        monkeypatch.setenv("MLP_API_KEY", key)
+    expected = r"--api-key \(MLP_API_KEY\): expected a key without (whitespace at its ends|control characters), got one"
+    with pytest.raises(SettingsValueError, match=expected) as caught:
+        settings.load([f"--api-key={key}"] if is_flag else [])
+    assert "s3c" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["a b", "schlüssel", os.fsdecode(b"caf\xe9")], ids=ascii)
+def test_a_key_may_be_of_any_other_characters(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("MLP_API_KEY", key)
+    chosen = settings.load([]).api_key
+    assert chosen is not None
+    assert chosen.get_secret_value() == key
+
+
 def test_the_help_tells_of_every_flag_in_the_words_of_a_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         settings.load(["--help"])
@@ -80,6 +102,7 @@ def test_canaries_are_backends_and_their_shares() -> None:
         (["--canary", "fused"], r"--canary .*shares by backend, .* such as fused=0.05,compiled=0.1, got 'fused'"),
         (["--canary", "fused=0.6,eager=0.6"], r"--canary .*1 together at most.*, got 'fused=0.6,eager=0.6'"),
         (["--canary", "fused=-1"], r"--canary .*shares by backend"),
+        (["--canary", "fused=1e-7"], r"--canary .*shares by backend, 0.000001 or more each .*, got 'fused=1e-7'"),
         (["--canary", "turbo=0.1"], r"--canary .*shares of eager, compiled, fused, got one of 'turbo'"),
         (["--api-key", ""], r"--api-key \(MLP_API_KEY\): expected at least 1 character, got ''$"),
         (["--timeout-s", "soon"], r"--timeout-s .*expected a number, got 'soon'$"),
