@@ -20,6 +20,8 @@ Each message is one sentence: what was expected, what came, what to do.
 import json
 from collections.abc import Iterable
 
+MAX_NAME = 60  # characters
+
 
 class MLPError(Exception):
     """The root: catch it to catch every error of this project and nothing else."""
@@ -61,7 +63,7 @@ class UnknownBackendError(BackendError):
         super().__init__(self.name, self.known, field)  # the arguments, so that a pickled copy can be made again
 
     def __str__(self) -> str:
-        return f"{self.field}: expected one of {', '.join(self.known)}, got {self.name!r}"
+        return f"{self.field}: expected one of {', '.join(self.known)}, got {_quoted(self.name)}"
 
 
 class BackendUnavailableError(BackendError):
@@ -82,6 +84,11 @@ class BackendUnavailableError(BackendError):
     def __str__(self) -> str:
         others = ", ".join(self.available) or "none"
         return f"backend {self.backend!r} is unavailable: {self.reason}; available: {others}"
+
+
+def _quoted(name: str) -> str:
+    """Quote a caller's name, of a long one its beginning."""
+    return repr(name) if len(name) <= MAX_NAME else f"{name[:MAX_NAME]!r}..."
 
 
 class InputError(MLPError):

@@ -20,6 +20,7 @@ from service.schemas import (
     ProfileReply,
     parse_json,
     require_json,
+    shortened,
     validate,
 )
 
@@ -45,7 +46,7 @@ def add_routes(
 
     def require_model(name: str) -> None:
         if name != config.name:
-            raise NotFoundError(f"no model {name!r} here; this server has {config.name!r}")
+            raise NotFoundError(f"no model {shortened(name)} here; this server has {config.name!r}")
 
     def require_ready() -> None:
         if dispatcher.state.is_draining:
@@ -98,7 +99,7 @@ def add_routes(
     @app.post("/v2/models/{name}/infer", tags=["Open Inference Protocol"])
     async def infer_elsewhere(name: ModelName) -> openinference.InferReply:
         """Run the model on one tensor."""
-        raise NotFoundError(f"no model {name!r} here; this server has {config.name!r}")
+        raise NotFoundError(f"no model {shortened(name)} here; this server has {config.name!r}")
 
     @app.get("/backend", tags=["backends"])
     async def get_backend() -> BackendReply:

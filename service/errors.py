@@ -114,6 +114,7 @@ class InternalError(ServiceError):
 
 PATH = re.compile(r"(?<![\w.:/-])/(?:[^\s/'\"(),;:]+/)*([^\s/'\"(),;:]+)/?")
 MAX_SENTENCE = 1000  # characters; a caller's own input is never echoed without bound
+MAX_SHOWN = 100  # characters of a path
 
 STATUS: dict[str, int] = {
     "bad_request": 400,
@@ -166,6 +167,11 @@ def message_of(error: BaseException) -> str:
         return "the server failed to answer this request; its log has the reason under this request's x-request-id"
     sentence = str(error)
     return sentence if len(sentence) <= MAX_SENTENCE else f"{sentence[: MAX_SENTENCE - 3]}..."
+
+
+def clipped(text: str) -> str:
+    """Return a caller's own text as a sentence shows it: its beginning, where it is long."""
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def without_paths(sentence: str) -> str:

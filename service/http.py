@@ -13,7 +13,7 @@ import time
 from starlette.requests import ClientDisconnect
 
 from service import page
-from service.errors import MethodNotAllowedError, TooLargeError, code_of
+from service.errors import MethodNotAllowedError, TooLargeError, clipped, code_of
 from service.inference import Headers, Inference, Operation, declared_length, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
@@ -56,7 +56,7 @@ class Front:
                 response.raise_for_held(scope)
                 return
             if scope["method"] != "POST":
-                raise MethodNotAllowedError(f"{path}: expected POST, got {scope['method']}", "POST")
+                raise MethodNotAllowedError(f"{clipped(path)}: expected POST, got {scope['method']}", "POST")
             operation.check(headers)
             body = await self._body(headers, receive)
             response.is_unread = False

@@ -58,7 +58,7 @@ def add_docs(app: FastAPI) -> None:
     async def docs_file(name: str) -> FileResponse:
         """Send what the page refers to."""
         if name not in SWAGGER_FILES:
-            raise NotFoundError(f"/docs: no file {name!r}; expected one of {', '.join(SWAGGER_FILES)}")
+            raise NotFoundError(f"/docs: no file {schemas.shortened(name)}; expected one of {', '.join(SWAGGER_FILES)}")
         return FileResponse(directory / name)
 
 

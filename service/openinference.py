@@ -330,7 +330,7 @@ def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
             values = np.frombuffer(binary, dtype="<f2").astype(np.float32)
         case "FP64":
             wide = np.frombuffer(binary, dtype="<f8")
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 values = wide.astype(np.float32)
             is_lost = np.isfinite(wide) & ~np.isfinite(values)
             if is_lost.any():
@@ -382,7 +382,7 @@ def _rows(tensor: RequestInput, width: int, max_rows: int) -> Rows:
 def _in_range(tensor: RequestInput, rows: Rows) -> Rows:
     """Return the rows, unless their datatype is FP16 and one of them is a number that it cannot hold."""
     if tensor.datatype == "FP16":
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             is_held = np.isfinite(rows.astype(np.float16))
         if not is_held.all():
             worst = float(rows[~is_held][0])

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 
 from service.errors import NotFoundError
-from service.schemas import ModelReply
+from service.schemas import ModelReply, shortened
 
 STATIC = Path(__file__).parent / "static"
 INDEX = "index.html"
@@ -42,7 +42,7 @@ def add_page(app: FastAPI, model: ModelReply) -> None:
     async def static_file(name: str) -> Response:
         """Send what the page refers to."""
         if name not in FILES:
-            raise NotFoundError(f"/static: no file {name!r}; expected one of {', '.join(sorted(FILES))}")
+            raise NotFoundError(f"/static: no file {shortened(name)}; expected one of {', '.join(sorted(FILES))}")
         return replies[name]
 
     @app.get("/model", tags=["operation"])

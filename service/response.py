@@ -16,6 +16,7 @@ from service.errors import (
     TooLargeError,
     UnauthorizedError,
     UnsupportedMediaTypeError,
+    clipped,
 )
 from service.reply import CLOSE, Header, Reply
 from service.shared_state import SharedState
@@ -81,10 +82,10 @@ class Response:
             return
         status: int = self._held["status"]
         if status == 404:
-            raise NotFoundError(f"no such route: {scope['path']}; GET /docs lists them all")
+            raise NotFoundError(f"no such route: {clipped(scope['path'])}; GET /docs lists them all")
         if status == 405:
             allowed = ", ".join(sorted(allowed_methods(scope)))
-            raise MethodNotAllowedError(f"{scope['path']}: expected {allowed}, got {scope['method']}", allowed)
+            raise MethodNotAllowedError(f"{clipped(scope['path'])}: expected {allowed}, got {scope['method']}", allowed)
         detail = host_detail(bytes(self._held_body))
         if status in HOST_ERRORS:
             raise HOST_ERRORS[status](detail)

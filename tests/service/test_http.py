@@ -73,6 +73,28 @@ def test_an_unknown_backend_in_the_path_lists_those_there_are(client: httpx.Clie
     assert "eager, compiled, fused" in sentence
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "expected"),
+    [
+        ("POST", "/predict/{}", (400, "bad_request")),
+        ("GET", "/predict/{}", (405, "method_not_allowed")),
+        ("POST", "/v2/models/{}/infer", (404, "not_found")),
+        ("GET", "/v2/models/{}", (404, "not_found")),
+        ("GET", "/static/{}", (404, "not_found")),
+        ("GET", "/docs/{}", (404, "not_found")),
+        ("GET", "/{}", (404, "not_found")),
+    ],
+    ids=str,
+)
+def test_a_long_name_in_the_path_is_shown_in_part(
+    client: httpx.Client, method: str, path: str, expected: tuple[int, str]
+) -> None:
+    reply = client.request(method, path.format("long" * 2000), json={"inputs": GOOD} if method == "POST" else None)
+    sentence = require_error(reply, *expected)
+    assert "longlong" in sentence
+    assert len(sentence) < 300
+
+
 def test_a_path_and_a_body_that_disagree_on_the_backend_are_refused(client: httpx.Client) -> None:
     reply = client.post("/predict/fused", json={"inputs": GOOD, "backend": "eager"})
     assert "the path asks for 'fused' and the body for 'eager'" in require_error(reply, 400, "bad_request")

@@ -123,6 +123,15 @@ def test_binary_data_may_hold_nan_and_infinity(datatype: str) -> None:
     np.testing.assert_array_equal(parse_infer(whole, WIDTH, 8, length).rows, numbers.astype(np.float32))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("datatype", ["FP64", "FP16"])
+def test_binary_data_may_hold_signalling_nan(datatype: str) -> None:
+    one = {"FP64": 0x7FF0000000000001, "FP16": 0x7C01}[datatype]
+    numbers = np.full(6, one, dtype=BINARY[datatype].replace("f", "u"))
+    whole, length = binary_body(numbers.tobytes(), datatype)
+    assert np.isnan(parse_infer(whole, WIDTH, 8, length).rows).all()
+
+
 @pytest.mark.parametrize("beyond", [1e300, -3.5e38])
 def test_binary_numbers_that_float32_cannot_hold_are_refused_as_those_in_json_are(beyond: float) -> None:
     whole, length = binary_body(np.array([1, 2, np.inf, 4, beyond, 6], dtype="<f8").tobytes(), "FP64")
