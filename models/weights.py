@@ -306,10 +306,10 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
         handle = safe_open(path, framework)
     except OSError as cause:
         raise error(f"{path}: cannot be read ({cause.strerror or cause})") from None
-    except RuntimeError as cause:  # PyTorch's, of a mapping that the system refuses
+    except (RuntimeError, MemoryError) as cause:  # PyTorch's and the library's own, of a mapping that is refused
         raise error(
             f"{path}: expected a file that the system can map, got {path.stat().st_size:,} bytes ({cause}); a file "
-            "larger than memory and swap together has to be split into shards"
+            "larger than memory and swap together, or than `ulimit -v` allows, has to be split into shards"
         ) from None
     except SafetensorError as cause:
         kind = _pickle(head)

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
@@ -335,6 +336,21 @@ def test_a_model_that_no_memory_holds_is_refused_before_any_is_taken(
     monkeypatch.setattr(weights, "memory_bytes", lambda: 64 * 2**30)
     with pytest.raises(WeightsError, match=r"192\.0 GiB, which is more than the 64\.0 GiB of this machine"):
         weights.load(tmp_path, config, torch.bfloat16)
+
+
+def test_a_file_beyond_the_address_space_of_this_process_is_refused_in_a_sentence(tiny: Configs, tmp_path: Path) -> None:
+    size = 2**39
+    head = json.dumps({"a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
+    with (tmp_path / WEIGHTS_FILE).open("wb") as file:  # none of which is on the disk
+        file.write(len(head).to_bytes(8, "little") + head)
+        file.truncate(8 + len(head) + size)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**38, before[1]))
+    try:
+        with pytest.raises(WeightsError, match=r"expected a file that the system can map, got 549,.*`ulimit -v`"):
+            weights.check(tmp_path, tiny())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def test_the_memory_of_this_machine_is_known() -> None:
