@@ -3,17 +3,18 @@
 import signal
 import sys
 
-from models.config import ModelConfig
-from models.directory import resolve
-from models.errors import MLPError
-from models.weights import check
-from service import logs, settings
-
 
 def main(arguments: list[str]) -> int:
     """Run the server; return its exit status: 0 stopped, 1 failed while running, 2 could not start as asked."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: sys.exit(0))  # until the server is there to end in order
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, lambda *_: sys.exit(0))  # until the server is there to end in order
+    from models.config import ModelConfig  # only now: one that comes while these load is no traceback either
+    from models.directory import resolve
+    from models.errors import MLPError
+    from models.weights import check
+    from service import logs, settings
+
     try:
         chosen = settings.load(arguments)
         logs.configure(chosen.log_format, chosen.log_requests)

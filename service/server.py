@@ -1,6 +1,7 @@
 """Puts the server together from its parts and runs it."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class Server:
         """`directory` is private to this run."""
         self.settings = settings
         self.config = config
+        self.directory = directory
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         devices = device_count(self.device)
@@ -66,6 +68,7 @@ class Server:
             hold_share=settings.hold_share,
             log_format=settings.log_format,
             socket_directory=directory,
+            server_pid=os.getpid(),
         )
         api = EngineAPI(plan)
         self.host = Host(
@@ -155,7 +158,7 @@ class Server:
     def run(self) -> int:
         """Serve until a signal comes or a part fails for good; return the exit status."""
         watch = Watch(self.host, self.state, self.sockets, self.address(), self._announce, self.metrics)
-        os.register_at_fork(after_in_child=begin_child)
+        os.register_at_fork(after_in_child=partial(begin_child, os.getpid(), self.directory))
         block_signals()
         watch.start()
         settings = self.settings

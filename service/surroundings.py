@@ -1,6 +1,7 @@
 """What a run takes from its host: a device, an address, a place for compiled code, a place for sockets."""
 
 import contextlib
+import multiprocessing
 import os
 import resource
 import shutil
@@ -57,13 +58,21 @@ def resolve_dtype(dtype: str, device: str) -> str:
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make a directory for this run's sockets that nobody else can enter, and remove it at the end."""
+    """Make a directory for this run's sockets that nobody else can enter, and remove it at the end.
+
+    The processes that are started meanwhile keep there what `multiprocessing` would make a directory of its own for,
+    which one that is killed leaves behind.
+    """
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # a child has a copy
+    before = config.get("tempdir")
     directory = Path(tempfile.mkdtemp(prefix="fused-mlp-"))  # mode 0700, unguessable
     try:
         if len(os.fsencode(directory / "worker-000.sock")) > MAX_SOCKET_PATH_BYTES:
             raise StartError(f"TMPDIR {directory.parent}: too long for the path of a Unix socket; set a shorter one")
+        config["tempdir"] = str(directory)
         yield directory
     finally:
+        config["tempdir"] = before
         shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -5,6 +5,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -33,8 +34,9 @@ REFUSE_S = 0.15  # what uvicorn takes to stop accepting, once it is told
 ANSWER_S = 5.0  # what accepted requests have to be answered in, once the server stops
 END_S = 6.5  # when what has not ended by then is killed
 PR_SET_PDEATHSIG = 1
+TRACKER_S = 1.0  # what multiprocessing's resource tracker, which has next to nothing to do, may take to end
 START_FAILED = 2  # exit status of a worker that has itself said why, and of a server that could not start as asked
-STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class Watch(threading.Thread):
@@ -61,6 +63,7 @@ class Watch(threading.Thread):
         self._address = address
         self._announce = announce
         self._metrics = metrics
+        self._signals = stop_signals()
         self._workers: dict[int, Any] = {}  # the processes as last seen; LitServe replaces one that has ended
         self._ready: dict[int, Hello] = {}
         self._api_processes: set[int] = set()
@@ -82,9 +85,9 @@ class Watch(threading.Thread):
         """Wait for a signal and look after the processes in turn, until the server stops."""
         is_announced = False
         while not self.is_stopping:
-            received = signal.sigtimedwait(STOP_SIGNALS, POLL_S)
+            received = signal.sigtimedwait(self._signals, POLL_S)
             # Python gives something, and no signal, where the process was stopped for longer than that and continued.
-            if received is not None and received.si_signo in STOP_SIGNALS:
+            if received is not None and received.si_signo in self._signals:
                 break
             failure = self._failure()
             if failure:
@@ -164,26 +167,72 @@ def refuse_connections(port: int) -> None:
                     listener.shutdown(socket.SHUT_RDWR)
 
 
-def begin_child() -> None:
+def begin_child(server_pid: int, directory: Path) -> None:
     """Make a forked process one that ends with its parent and at a signal; LitServe's manager does neither by itself.
 
-    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
+    Where the parent is gone without having removed `directory`, which it does after its children have ended, this
+    process does.
     """
+
+    def end(*_: object) -> None:
+        if os.getppid() != server_pid:
+            shutil.rmtree(directory, ignore_errors=True)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTERM)
+
     setproctitle("fused-mlp-server: helper")
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGTERM, end)
+    leave_to_parent()
+    end_with_parent(server_pid)
     unblock_signals()
 
 
+def begin_worker(server_pid: int) -> None:
+    """Make a spawned process one that ends at once with its parent or at a signal, until it can end in order."""
+    leave_to_parent()
+    end_with_parent(server_pid)
+    unblock_signals()
+
+
+def leave_to_parent() -> None:
+    """Ignore the signals that a terminal sends to the whole group: the parent says when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def end_with_parent(server_pid: int) -> None:
+    """Ask for SIGTERM at the end of the parent, or send it where that was before this call.
+
+    Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != server_pid:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def outlive_parent() -> None:
+    """Take back `end_with_parent`, for a process that watches its parent itself.
+
+    The system takes the thread that started a process for its parent, and LitServe restarts workers from a thread.
+    """
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
+
+
+def stop_signals() -> frozenset[signal.Signals]:
+    """Return the signals that end the server: `STOP_SIGNALS`, without SIGHUP where it is ignored, as under nohup."""
+    is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return STOP_SIGNALS - {signal.SIGHUP} if is_ignored else STOP_SIGNALS
+
+
 def block_signals() -> None:
-    """Keep SIGTERM and SIGINT from this thread and from what it starts."""
-    resource_tracker.ensure_running()  # it unblocks them when it starts, so it starts now
-    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    """Keep the signals that end the server from this thread and from what it starts."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
+    resource_tracker.ensure_running()  # it keeps SIGHUP blocked, and unblocks the others here when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals())
 
 
 def unblock_signals() -> None:
-    """Take SIGTERM and SIGINT from now on, and those that came meanwhile."""
+    """Take the signals that end the server from now on, and those that came meanwhile."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -221,4 +270,14 @@ def end_children() -> None:
         if child.is_alive():
             child.kill()
             child.join()
-    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # it would end some moments after us
+    end_resource_tracker()
+
+
+def end_resource_tracker() -> None:
+    """End multiprocessing's resource tracker, which would end some moments after us, and kill one that does not end."""
+    tracker: Any = resource_tracker._resource_tracker
+    if tracker._pid is not None:
+        patience = threading.Timer(TRACKER_S, os.kill, (tracker._pid, signal.SIGKILL))
+        patience.start()
+        tracker._stop()
+        patience.cancel()

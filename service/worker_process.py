@@ -8,7 +8,6 @@ import contextlib
 import logging
 import multiprocessing.util
 import os
-import signal
 import sys
 import threading
 from dataclasses import asdict, dataclass
@@ -25,7 +24,7 @@ from service import logs
 from service.heap import freeze_heap
 from service.listener import listen
 from service.surroundings import ModelIdentity, identify
-from service.watch import START_FAILED, unblock_signals
+from service.watch import START_FAILED, begin_worker, outlive_parent
 from service.worker import Profiling, WorkerServer
 
 DEVICE_LOST = 1  # exit status of a worker whose device failed for good
@@ -48,6 +47,7 @@ class WorkerPlan:
     hold_share: float
     log_format: str
     socket_directory: Path
+    server_pid: int
 
     def socket(self, worker_id: int) -> Path:
         """Return where a worker listens."""
@@ -61,6 +61,11 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         super().__init__(loop=EngineLoop(), api_path="/predict")
         self.plan = plan
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Arrive in a worker, where this is the first of this project's code that runs."""
+        self.__dict__.update(state)
+        begin_worker(self.plan.server_pid)
+
     def setup(self, device: str) -> None:
         """Load the engine; what prevents it ends the process with one line on stderr."""
         from kernels.progress import Progress
@@ -68,8 +73,6 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
 
         setproctitle("fused-mlp-server: worker")
         os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent says when to stop
-        unblock_signals()
         plan = self.plan
         logs.configure(plan.log_format, is_request_logged=False)
         try:
@@ -136,6 +139,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         freeze_heap()
         exit_status = 0
         with listen(plan.socket(worker_id)) as listener:
+            outlive_parent()
             server = WorkerServer(
                 listener,
                 lit_api.predict,

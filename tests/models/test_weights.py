@@ -338,7 +338,9 @@ def test_a_model_that_no_memory_holds_is_refused_before_any_is_taken(
         weights.load(tmp_path, config, torch.bfloat16)
 
 
-def test_a_file_beyond_the_address_space_of_this_process_is_refused_in_a_sentence(tiny: Configs, tmp_path: Path) -> None:
+def test_a_file_beyond_the_address_space_of_this_process_is_refused_in_a_sentence(
+    tiny: Configs, tmp_path: Path
+) -> None:
     size = 2**39
     head = json.dumps({"a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}}).encode()
     with (tmp_path / WEIGHTS_FILE).open("wb") as file:  # none of which is on the disk
