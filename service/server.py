@@ -27,7 +27,7 @@ from service.schemas import ModelReply
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
-from service.watch import Hello, Watch, begin_child, block_signals, end_children
+from service.watch import LOST_MANAGER, Hello, Watch, begin_child, block_signals, end_children, lost
 from service.worker_process import EngineAPI, WorkerPlan
 
 if TYPE_CHECKING:
@@ -177,6 +177,9 @@ class Server:
                 http=protocol(self.inference, settings),
                 ws="none",
             )
+        except LOST_MANAGER:
+            if not watch.is_stopping:
+                watch.fail(lost("LitServe's manager"))
         except Exception as error:
             if not watch.is_stopping:
                 watch.fail(f"the server ended: {type(error).__name__}: {error}")

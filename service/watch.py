@@ -36,6 +36,7 @@ END_S = 6.5  # when what has not ended by then is killed
 PR_SET_PDEATHSIG = 1
 TRACKER_S = 1.0  # what multiprocessing's resource tracker, which has next to nothing to do, may take to end
 START_FAILED = 2  # exit status of a worker that has itself said why, and of a server that could not start as asked
+LOST_MANAGER = (EOFError, ConnectionError)  # what is raised to those who ask a manager that has ended
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
@@ -66,19 +67,22 @@ class Watch(threading.Thread):
         self._signals = stop_signals()
         self._workers: dict[int, Any] = {}  # the processes as last seen; LitServe replaces one that has ended
         self._ready: dict[int, Hello] = {}
-        self._api_processes: set[int] = set()
+        self._lasting: set[str] = set()  # the names of the processes, as last seen, that nobody restarts
         self.is_stopping = False
         self.exit_status = 0
         logging.getLogger("litserve.server").addFilter(self._is_news)
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Drop the complaint of LitServe's monitor, which polls the manager until after it has been shut down."""
-        return not (self.is_stopping and record.msg == "Monitoring worker crashed")
+        """Drop the complaint of LitServe's monitor, which polls the manager until after it has ended."""
+        if record.msg != "Monitoring worker crashed":
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        return not (self.is_stopping or isinstance(error, LOST_MANAGER))
 
     def fail(self, message: str, exit_status: int = 1) -> None:
         """Say what went wrong, unless that is said already, and let the server end with this exit status."""
-        self.exit_status = exit_status
-        if message:
+        is_news, self.exit_status = not self.exit_status, self.exit_status or exit_status
+        if message and is_news:
             logs.tell_error(message)
 
     def run(self) -> None:
@@ -124,16 +128,16 @@ class Watch(threading.Thread):
                 child.terminate()
 
     def _failure(self) -> tuple[str, int] | None:
+        alive = {child.name for child in multiprocessing.active_children()}
+        for name in sorted(self._lasting - alive, reverse=True):
+            return (lost("LitServe's manager") if name.startswith("SyncManager-") else lost("an HTTP process")), 1
+        self._lasting |= {name for name in alive if name.startswith(("LitServer-", "SyncManager-"))}
         for index, latest in enumerate(getattr(self._host, "inference_workers", [])):
             process = self._workers.setdefault(index, latest)
             if process.exitcode is not None and index not in self._ready:
                 if process.exitcode == START_FAILED:
                     return "", START_FAILED
                 return f"worker {index} ended while starting, with {ending(process)}", 1
-        alive = {child.pid for child in multiprocessing.active_children() if child.name.startswith("LitServer-")}
-        if self._api_processes - alive:
-            return "an HTTP process ended unexpectedly; the server stops, so that it can be started anew", 1
-        self._api_processes |= {pid for pid in alive if pid is not None}
         return None
 
     def _count_restarts(self) -> None:
@@ -252,6 +256,11 @@ def greet(path: Path) -> Hello:
                     hello: Hello = orjson.loads(frame.payload)
                     return hello
     raise ConnectionError(f"{path}: closed before its first frame")
+
+
+def lost(what: str) -> str:
+    """Say of a process that nobody restarts that it has ended."""
+    return f"{what} ended unexpectedly; the server stops, so that it can be started anew"
 
 
 def ending(process: BaseProcess) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections import Counter
@@ -85,10 +86,13 @@ def test_a_signal_ends_everything_with_exit_status_0(start: Start, tiny_model: P
     assert "Traceback" not in server.output
 
 
-def test_ctrl_c_which_reaches_every_process_at_once_ends_as_well(start: Start, tiny_model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=["Ctrl-C", "the terminal's end"])
+def test_a_signal_which_reaches_every_process_at_once_ends_as_well(
+    start: Start, tiny_model: Path, number: signal.Signals
+) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
     processes = descendants(server.process.pid)
-    os.killpg(server.process.pid, signal.SIGINT)
+    os.killpg(server.process.pid, number)
     assert server.wait_exit() == 0
     assert [pid for pid in processes if is_alive(pid)] == []
     assert "Traceback" not in server.output
@@ -101,6 +105,25 @@ def test_a_signal_while_starting_ends_everything_too(start: Start) -> None:
     assert server.stop() == 0
     assert [pid for pid in processes if is_alive(pid)] == []
     assert "Traceback" not in server.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_before_anything_is_loaded_is_no_failure(number: signal.Signals) -> None:
+    program = f"""
+        import os, runpy, sys
+
+        class Sender:
+            def find_spec(self, name, path, target=None):
+                if name.partition(".")[0] == "models" or name.partition(".")[0] == "pydantic":
+                    os.kill(os.getpid(), {number:d})
+
+        sys.meta_path.insert(0, Sender())
+        runpy.run_module("service", run_name="__main__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_liveness_comes_before_readiness_and_readiness_only_when_warm(start: Start, tmp_path: Path) -> None:

@@ -2,18 +2,22 @@
 
 import contextlib
 import json
+import os
 import re
 import select
+import signal
 import socket
 import tempfile
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.service.running_server import RunningServer, Start, descendants, is_alive
+from tests.service.running_server import START_LIMIT_S, RunningServer, Start, descendants, is_alive, title
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -109,3 +113,78 @@ def test_the_sockets_directory_has_another_name_each_time(start: Start, tiny_mod
         assert all(path.stat().st_mode & 0o777 == 0o700 for path in Path(place).glob("fused-mlp-*"))
         for server in servers:
             assert server.stop() == 0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for temporary files, with a name short enough for a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as name:
+        yield Path(name)
+
+
+def wait_until_ended(processes: set[int]) -> None:
+    """Wait for processes whose parent has ended."""
+    limit = time.monotonic() + START_LIMIT_S
+    while left := [pid for pid in processes if is_alive(pid)]:
+        assert time.monotonic() < limit, [title(pid) for pid in left]
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_end_while_the_workers_load_leaves_nothing_behind(
+    start: Start, tiny_model: Path, place: Path, number: signal.Signals
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", "--workers", "2", TMPDIR=str(place))
+    server.wait_until(lambda: len(server.pids_of("worker")) == 2)
+    processes = descendants(server.process.pid)
+    assert server.stop(number) == (-number if number == signal.SIGKILL else 0)
+    wait_until_ended(processes)
+    assert list(place.iterdir()) == []
+    assert "Traceback" not in server.output
+
+
+def test_what_a_killed_server_leaves_is_removed_by_its_children(start: Start, tiny_model: Path, place: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", TMPDIR=str(place)).wait_ready()
+    processes = descendants(server.process.pid)
+    assert server.stop(signal.SIGKILL) == -signal.SIGKILL
+    wait_until_ended(processes)
+    assert list(place.iterdir()) == []
+
+
+def test_the_end_of_the_manager_is_told_in_one_line_and_leaves_nothing_behind(
+    start: Start, tiny_model: Path, place: Path
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", TMPDIR=str(place)).wait_ready()
+    processes = descendants(server.process.pid)
+    os.kill(server.pid_of("helper"), signal.SIGKILL)
+    assert server.wait_exit() == 1
+    assert [pid for pid in processes if is_alive(pid)] == []
+    assert list(place.iterdir()) == []
+    assert "error: LitServe's manager ended unexpectedly; the server stops" in server.output
+    assert "Traceback" not in server.output
+
+
+def test_a_resource_tracker_that_does_not_end_is_not_waited_for(start: Start, tiny_model: Path) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
+    (tracker,) = (
+        pid for pid in descendants(server.process.pid) if "resource_tracker" in Path(f"/proc/{pid}/cmdline").read_text()
+    )
+    os.kill(tracker, signal.SIGSTOP)
+    assert server.stop() == 0
+    assert not is_alive(tracker)
+
+
+def test_the_end_of_the_terminal_is_ignored_where_whoever_starts_the_server_says_so(
+    start: Start, tiny_model: Path
+) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does, for whatever is started now
+    try:
+        server = start("--model", str(tiny_model), "--backends", "eager").wait_ready()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{server.process.pid}/status").read_text().splitlines())
+    assert int(status["SigIgn"], 16) & 1
+    assert not int(status["SigBlk"], 16) & 1  # one that is blocked waits, ignored or not
+    os.killpg(server.process.pid, signal.SIGHUP)
+    server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+    assert server.stop() == 0
