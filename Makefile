@@ -65,6 +65,8 @@ check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.
 audit: $(VENV)/dev.stamp  ## Look every pin up among the known vulnerabilities, which needs the network; another source: make audit ARGS="-s osv".
 	@$(BIN)/pip-audit --strict --no-deps --disable-pip --progress-spinner off $(addprefix -r ,$(wildcard requirements/*.txt)) $(ARGS)
 
+OVERLOAD = $(BIN)/python -m loadtests scenario overload geglu-768 --backends fused --rows 16 --wire binary --objective-ms 1000 --max-refusal-ms 5 --out out/overload
+
 bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and renew the README's figures.
 	@$(BIN)/python -m loadtests overhead --json docs/results/overhead.json
 	@if command -v wrk >/dev/null; then $(BIN)/python -m loadtests saturation --json docs/results/saturation.json; else echo "Without wrk (apt-get install wrk) docs/results/saturation.json stays as it is." >&2; fi
@@ -74,6 +76,13 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@$(BIN)/python -m examples.fuse_minilm --threads 1 --repetitions 15 --json docs/results/fuse-minilm.json
 	@$(BIN)/python -m loadtests compare geglu-768 --rows 16 --wire binary --objective-ms 100 --users 1,8 --seconds 2 --warm-up-s 0.5 --out out/compare -- --threads 1
 	@cp out/compare/compare.json docs/results/compare.json
+	-@$(OVERLOAD)
+	@cp out/overload/scenario.json docs/results/overload-all-cores.json
+	-@$(OVERLOAD) -- --threads 1
+	@cp out/overload/scenario.json docs/results/overload.json
+	-@$(OVERLOAD) -- --threads 1 --max-batch-rows 256
+	@cp out/overload/scenario.json docs/results/overload-256.json
+	@PYTHONPATH=. $(BIN)/python tests/service/chaos/soak.py --seconds 600 --json docs/results/soak.json
 	@$(BIN)/python -m docs.render
 
 peers: $(VENV)/dev.stamp .peers/stamp  ## Compare with other servers, 40 minutes, and renew docs/peers.md; needs wrk.

@@ -96,7 +96,7 @@ def saturation(document: dict[str, Any]) -> str:
 
 
 def overload(document: dict[str, Any]) -> str:
-    """Render docs/results/overload.json, the `scenario.json` of `python -m loadtests scenario overload`."""
+    """Render docs/results/overload*.json, the `scenario.json` of `python -m loadtests scenario overload`."""
     found, conditions = document["overload"], document["conditions"]
     rows = ["| objective | wanted | got | |", "|---|---|---|---|"]
     for each in (Verdict(**each) for each in document["verdicts"]):
@@ -106,11 +106,11 @@ def overload(document: dict[str, Any]) -> str:
     (backend,) = document["backends"]
     rows += [
         "",
-        f"Capacity {found['capacity_per_s']:.0f} requests/s with a p99 of {found['capacity_p99_ms']:.0f} ms; then "
-        f"{document['seconds']:g} s at {found['offered_per_s']:.0f} requests/s, {found['refused']} of them refused. "
-        f"Model {document['model']}, backend {backend}, {document['rows']} rows a request, {document['wire']}; "
-        f"{conditions['processor']}, {conditions['cores']} cores, shared with the load generator; "
-        f"{measured_with(conditions)}",
+        f"By `{shlex.join(document['command'])}`. Capacity {found['capacity_per_s']:.0f} requests/s with a p99 of "
+        f"{found['capacity_p99_ms']:.0f} ms; then {document['seconds']:g} s at {found['offered_per_s']:.0f} a second, "
+        f"{found['refused']} of them refused. Model {document['model']}, backend {backend}, {document['rows']} rows a "
+        f"request, {document['wire']}; {conditions['processor']}, {conditions['cores']} cores, shared with the load "
+        f"generator; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -484,6 +484,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "overhead": overhead,
     "saturation": if_measured("saturation", saturation),
     "overload": if_measured("overload", overload),
+    "overload_256": if_measured("overload-256", overload),
+    "overload_all_cores": if_measured("overload-all-cores", overload),
     "soak": if_measured("soak", soak),
     "request_path": request_path,
     "batch_invariance": batch_invariance,
