@@ -52,7 +52,7 @@ serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make
 test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite, two files at a time; flags: make test ARGS="-k wire".
 	@exec $(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(ARGS)
 
-test-quick: $(VENV)/dev.stamp  ## Run what takes under a minute.
+test-quick: $(VENV)/dev.stamp  ## Run what takes about a minute.
 	@exec $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/dev.stamp  ## Lint, format, types, and the one-way rule.

@@ -24,6 +24,14 @@ settings.register_profile("suite", deadline=None)  # a busy host is no fault
 settings.load_profile("suite")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whatever starts a whole server is slow."""
+    for item in items:
+        if {"server", "start", "browser"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 def starter(directory: Path) -> Iterator[Start]:
     servers: list[RunningServer] = []
 

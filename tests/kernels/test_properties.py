@@ -1,5 +1,6 @@
 """Properties of every operator over rows, widths, strides, offsets and dtypes."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ dtypes, activations, seeds = st.sampled_from(DTYPES), st.sampled_from(list(ACTIV
 # Of a single element eager's error may by chance be next to none: sums are allowed what chains of their length are, two
 # of them where there are two products.
 layouts = st.tuples(st.integers(1, 3), st.integers(0, 9), st.integers(0, 7))  # step of rows, columns before, and after
+
+pytestmark = pytest.mark.slow
 
 few = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 
