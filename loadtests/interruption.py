@@ -1,5 +1,6 @@
 """What ends a measurement before its time (Ctrl-C, SIGTERM, the end of its terminal), raised where it can be caught."""
 
+import logging
 import signal
 import sys
 import time
@@ -8,6 +9,8 @@ from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_S = 2.0  # in which another signal means the same: what began to end writes what it has
+AGAIN_S = 0.01  # until it is raised again where Python could not pass it on
+UNDIVIDED = ("<frozen importlib._bootstrap>", logging.__file__)  # code that would leave a lock of the process held
 
 _last_s = -REPEAT_S
 
@@ -18,19 +21,29 @@ def handle() -> None:
     Of several in quick succession the first one does. SIGHUP stays ignored where it is, as under `nohup`.
 
     Python calls a handler in whichever greenlet runs. Raised in a user's, `KeyboardInterrupt` would reach the main one
-    as well, but gevent prints the user's traceback first.
+    as well, but gevent prints the user's traceback first. And Python calls it wherever it is. What is raised in a hook
+    (`os.register_at_fork`, `__del__`, the callback of a weak reference) it prints and forgets, so that it is raised
+    again. In the midst of an import, or of what logging does, a lock would stay held: it waits for the end of that.
     """
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
             continue
-        signal.signal(number, _raise)
+        signal.signal(number, _receive)
+    signal.signal(signal.SIGALRM, _raise)
+    sys.unraisablehook = _raise_again
 
 
-def _raise(_number: int, _frame: FrameType | None) -> None:
+def _receive(number: int, frame: FrameType | None) -> None:
     global _last_s
     now_s, before_s = time.monotonic(), _last_s
     _last_s = now_s
-    if now_s - before_s < REPEAT_S:
+    if now_s - before_s >= REPEAT_S:
+        _raise(number, frame)
+
+
+def _raise(_number: int, frame: FrameType | None) -> None:
+    if _is_undivided(frame):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         return
     gevent: Any = sys.modules.get("gevent")  # the commands that send by greenlets have imported it
     if not hasattr(gevent, "get_hub"):  # not imported, or not yet whole
@@ -39,3 +52,18 @@ def _raise(_number: int, _frame: FrameType | None) -> None:
     if gevent.getcurrent() is hub.parent:
         raise KeyboardInterrupt
     hub.loop.run_callback_threadsafe(hub.parent.throw, KeyboardInterrupt)
+
+
+def _is_undivided(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename in UNDIVIDED:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _raise_again(lost: "sys.UnraisableHookArgs") -> None:
+    if issubclass(lost.exc_type, KeyboardInterrupt):
+        signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
+    else:
+        sys.__unraisablehook__(lost)

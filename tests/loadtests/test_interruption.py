@@ -85,3 +85,96 @@ os.kill(os.getpid(), signal.SIGHUP)
 print("goes on")
 """)
     assert (done.stdout, done.stderr) == ("goes on\n", "")
+
+
+LOST = """
+import os, signal, sys, weakref
+from loadtests import interruption
+
+interruption.handle()
+interrupt = lambda *_: signal.raise_signal(signal.SIGINT)
+class Left:
+    __del__ = interrupt
+class Held:
+    pass
+try:
+    {lose}
+    while True:
+        pass
+except KeyboardInterrupt:
+    print("caught")
+"""
+
+
+@pytest.mark.parametrize(
+    "lose",
+    [
+        "os.register_at_fork(after_in_parent=interrupt); os.fork() or os._exit(0)",
+        "Left()",
+        "held = Held(); kept = weakref.ref(held, interrupt); del held",
+    ],
+    ids=["after a fork", "in a finalizer", "in a weak reference's callback"],
+)
+def test_an_interrupt_in_a_hook_whose_errors_python_forgets_is_raised_after_it(lose: str) -> None:
+    done = run(LOST.format(lose=lose))
+    assert (done.stdout, done.stderr) == ("caught\n", "")
+
+
+def test_an_error_of_a_hook_is_still_told() -> None:
+    done = run("""
+from loadtests import interruption
+
+interruption.handle()
+class Left:
+    def __del__(self):
+        raise ValueError("of a hook")
+Left()
+""")
+    assert "ValueError: of a hook" in done.stderr
+
+
+def test_an_interrupt_in_the_midst_of_an_import_waits_for_its_end(tmp_path: Path) -> None:
+    (tmp_path / "interrupting.py").write_text("""
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+    print("imported", flush=True)
+except KeyboardInterrupt:
+    print("broken off", flush=True)
+""")
+    done = run(f"""
+import sys
+from loadtests import interruption
+
+interruption.handle()
+sys.path.insert(0, {str(tmp_path)!r})
+try:
+    import interrupting
+    while True:
+        pass
+except KeyboardInterrupt:
+    print("caught")
+""")
+    assert (done.stdout, done.stderr) == ("imported\ncaught\n", "")
+
+
+def test_an_interrupt_leaves_no_lock_of_logging_held() -> None:
+    done = run("""
+import logging, signal
+from loadtests import interruption
+
+interruption.handle()
+class Interrupting(logging.Handler):
+    def emit(self, record):
+        signal.raise_signal(signal.SIGINT)
+        print("logged")
+handler = Interrupting()
+try:
+    logging.getLogger().addHandler(handler)
+    logging.getLogger().error("a line")
+    while True:
+        pass
+except KeyboardInterrupt:
+    print("caught")
+""")
+    assert (done.stdout, done.stderr) == ("logged\ncaught\n", "")
