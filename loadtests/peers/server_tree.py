@@ -2,7 +2,8 @@
 
 Some leave children behind when they end, in sessions of their own. So this process becomes the reaper of orphans below
 it (`PR_SET_CHILD_SUBREAPER` of prctl(2)) while a server runs: what loses its parent turns up among its own children,
-and whatever turns up that was not there before belongs to the server.
+and whatever turns up that was not there before belongs to the server. Its first process is told to end where this one
+is killed.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ import psutil
 
 from loadtests.conditions import ROOT
 from loadtests.errors import LoadTestError
+from loadtests.orphan_guard import guarded
 
 PR_SET_CHILD_SUBREAPER = 36
 STOP_LIMIT_S = 15.0  # from SIGTERM to the end of the server's first process
@@ -48,7 +50,7 @@ class ServerTree:
         try:
             with self._log.open("wb") as log:
                 self._process = subprocess.Popen(
-                    self._command,
+                    guarded(self._command),
                     cwd=ROOT,
                     env=os.environ | self._environment,
                     stdin=subprocess.DEVNULL,

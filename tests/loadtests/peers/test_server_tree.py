@@ -6,7 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from loadtests.peers.server_tree import ServerTree, ServerTreeError
+from loadtests.peers.server_tree import ServerTree, ServerTreeError, is_alive
 
 # Leaves behind a child in a session of its own that takes no notice of SIGTERM.
 LEAVING = """
@@ -15,6 +15,19 @@ child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); pri
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 time.sleep(99)
 """
+# Tells the process of a server that has begun, and waits.
+KILLED = """
+import sys, time
+from pathlib import Path
+from loadtests.peers.server_tree import ServerTree
+
+log = Path(sys.argv[1])
+with ServerTree([sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(99)"], {}, log) as server:
+    server.wait(lambda: "begun" in log.read_text(), 30)
+    print(server.processes()[0].pid, flush=True)
+    time.sleep(99)
+"""
+ROOT = Path(__file__).parents[3]
 
 
 def tree(code: str, log: Path) -> ServerTree:
@@ -62,7 +75,17 @@ def test_a_server_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
 
 def test_a_program_that_is_not_there_cannot_be_started(tmp_path: Path) -> None:
     with (
-        pytest.raises(ServerTreeError, match=r"it cannot be started: .*No such file"),
-        ServerTree(["/nowhere/at/all"], {}, tmp_path / "log"),
+        pytest.raises(ServerTreeError, match=r"before it answered; its last words: /nowhere/at/all: No such file"),
+        ServerTree(["/nowhere/at/all"], {}, tmp_path / "log") as server,
     ):
-        pass
+        server.wait(lambda: False, 30)
+
+
+def test_a_server_whose_comparison_is_killed_is_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as comparison:
+        assert comparison.stdout is not None
+        server = psutil.Process(int(comparison.stdout.readline()))
+        comparison.kill()
+    psutil.wait_procs([server], timeout=20)
+    assert not is_alive(server)
