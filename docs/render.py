@@ -50,6 +50,14 @@ def measured_with(conditions: dict[str, Any]) -> str:
     return f"torch {conditions['torch']}, python {conditions['python']}, commit {told_commit(conditions['commit'])}."
 
 
+def host(conditions: dict[str, Any], generator: str) -> str:
+    """Return what figures were measured on, and how the server and what loaded it divided the cores."""
+    cores = f"{conditions['processor']}, {conditions['cores']} cores"
+    if "server_cpus" not in conditions:
+        return f"{cores}, shared with {generator}"
+    return f"{cores}: the server on {conditions['server_cpus']}, {generator} on {conditions['generator_cpus']}"
+
+
 def overhead() -> str:
     """Render docs/results/overhead.json, which `python -m loadtests overhead --json` writes."""
     document = result("overhead")
@@ -64,7 +72,7 @@ def overhead() -> str:
     rows += [
         "",
         f"Medians of {results[0]['requests']} requests to each, backend `{results[0]['backend']}`; "
-        f"{conditions['processor']}, {conditions['cores']} cores, shared with the client; {versions}; "
+        f"{host(conditions, 'the client')}; {versions}; "
         f"commit {told_commit(conditions['commit'])}.",
     ]
     return "\n".join(rows) + "\n"
@@ -89,8 +97,7 @@ def saturation(document: dict[str, Any]) -> str:
         "",
         f"Model {plan['model']}, {plan['connections']} connections, {plan['rows']} rows a request, "
         f"{conditions['wire']}; medians of {loads} interleaved loads of {plan['seconds']} s{ended}; "
-        f"{conditions['processor']}, {conditions['cores']} cores, shared with wrk {conditions['wrk']}; "
-        f"{measured_with(conditions)}",
+        f"{host(conditions, 'wrk ' + conditions['wrk'])}; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -109,8 +116,7 @@ def overload(document: dict[str, Any]) -> str:
         f"By `{shlex.join(document['command'])}`. Capacity {found['capacity_per_s']:.0f} requests/s with a p99 of "
         f"{found['capacity_p99_ms']:.0f} ms; then {document['seconds']:g} s at {found['offered_per_s']:.0f} a second, "
         f"{found['refused']} of them refused. Model {document['model']}, backend {backend}, {document['rows']} rows a "
-        f"request, {document['wire']}; {conditions['processor']}, {conditions['cores']} cores, shared with the load "
-        f"generator; {measured_with(conditions)}",
+        f"request, {document['wire']}; {host(conditions, 'the load generator')}; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -127,7 +133,7 @@ def soak(document: dict[str, Any]) -> str:
         f"{disturbances['kill']} workers killed, {disturbances['reload']} reloads, {disturbances['switch']} switches "
         f"of the default backend. No process grew by more than {growth / 1024:.1f} MiB once it was warm; the slowest "
         f"answer took {document['slowest_s']:.1f} s; faults found: {len(document['problems'])}. "
-        f"{conditions['processor']}, {conditions['cores']} cores, shared with the callers; {measured_with(conditions)}",
+        f"{host(conditions, 'the callers')}; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 
@@ -214,8 +220,8 @@ def compare() -> str:
     rows += [
         "",
         f"Model {evidence.model}, {request_of(evidence)}, {evidence.wire}; {rounds} interleaved rounds of up "
-        f"to {seconds:.1f} s, medians and extremes, latency from the intended start; {conditions['processor']}, "
-        f"{conditions['cores']} cores, shared with the load generator; {versions}; "
+        f"to {seconds:.1f} s, medians and extremes, latency from the intended start; "
+        f"{host(conditions, 'the load generator')}; {versions}; "
         f"commit {told_commit(conditions['commit'])}. "
         f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md tells how to read it.",
     ]
@@ -349,8 +355,8 @@ def peers(document: dict[str, Any]) -> str:
     lines += ["Failed:", "", *notes, ""] if notes else []
     lines.append(
         f"Medians of {plan['rounds']} rounds of {plan['seconds']} s, {plan['rows']} row{'s' * (plan['rows'] > 1)} a "
-        f"request, backend `{conditions['backend']}`, {conditions['threads']} threads; {conditions['processor']}, "
-        f"{conditions['cores']} cores, shared with wrk {conditions['wrk']}; python {conditions['python']}, "
+        f"request, backend `{conditions['backend']}`, {conditions['threads']} threads; "
+        f"{host(conditions, 'wrk ' + conditions['wrk'])}; python {conditions['python']}, "
         f"torch {conditions['torch']}, commit {told_commit(conditions['commit'])}."
     )
     if document["ended_early"]:
@@ -483,7 +489,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "fuse": fuse,
     "overhead": overhead,
     "saturation": if_measured("saturation", saturation),
-    "overload_256": if_measured("overload-256", overload),
     "overload": if_measured("overload", overload),
     "overload_all_cores": if_measured("overload-all-cores", overload),
     "soak": if_measured("soak", soak),

@@ -1,6 +1,7 @@
 """Flags: their help with defaults, errors in one line, and parsers of values, which say what they expected and got."""
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,11 +13,13 @@ MOST = 10**15
 MOST_CONNECTIONS = 1 << 16
 MOST_ROUNDS = 1000
 MOST_ROWS = 1 << 20
+MOST_CPU = (1 << 16) - 1
 DIGITS = 16
 MOST_NUMBER = 1e9
 SHORTEST_S = 0.01
 DAY_S = 86_400
 MOST_RATE = 1e6  # requests a second; far more than a process can send
+CPUS = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)  # a core, or a range of them
 SHOWN = 80  # characters of what was given
 
 
@@ -95,6 +98,23 @@ def share(text: str) -> float:
     if not 0 <= number <= 1:
         raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
     return number
+
+
+def cpus(text: str) -> frozenset[int]:
+    """Parse a list of cores such as `0,2-3`.
+
+    Source: https://man7.org/linux/man-pages/man7/cpuset.7.html, the list format.
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        ends = CPUS.fullmatch(part)
+        low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (1, 0)
+        if not low <= high <= MOST_CPU:
+            raise argparse.ArgumentTypeError(
+                f"expected cores as a list such as 0,2-3, from 0 to {MOST_CPU}, got {text[:SHOWN]!r}"
+            )
+        found.update(range(low, high + 1))
+    return frozenset(found)
 
 
 def names(text: str) -> list[str]:

@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any, Self
 
+from loadtests.affinity import confining
 from loadtests.errors import LoadTestError
+from loadtests.orphan_guard import guarded
 
 ROOT = Path(__file__).parents[1]
 START_LIMIT_S = 300.0
@@ -65,25 +67,34 @@ class ServerProcess:
     """A child process that serves HTTP on a loopback port; a context manager that waits for it and ends it."""
 
     def __init__(
-        self, command: list[str], port: int, ready_path: str, environment: dict[str, str] | None = None
+        self,
+        command: list[str],
+        port: int,
+        ready_path: str,
+        environment: dict[str, str] | None = None,
+        cpus: frozenset[int] | None = None,
     ) -> None:
-        """`ready_path` answers below 400 once the server is ready; `environment` None is that of this process."""
+        """`ready_path` answers below 400 once the server is ready; None are this process's environment and cores."""
         self.port = port
         self.pid: int | None = None  # once it is started
         self._command = command
         self._ready_path = ready_path
         self._environment = environment
+        self._cpus = cpus
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def service(cls, *arguments: str, key: str = "") -> Self:
-        """Return this project's server, with command-line flags; where there is a key, it asks for it."""
+    def service(cls, *arguments: str, key: str = "", cpus: frozenset[int] | None = None) -> Self:
+        """Return this project's server, with command-line flags; where there is a key, it asks for it.
+
+        It may use these cores alone; None: those of this process.
+        """
         port = free_port()
         command = [sys.executable, "-m", "service", "--port", str(port), *arguments]
         ignored = {f"MLP_{name}" for name in ENVIRONMENT}
         environment = {name: value for name, value in os.environ.items() if name.upper() not in ignored}
         environment |= {"MLP_API_KEY": key} if key else {}
-        return cls(command, port, "/v2/health/ready", environment)
+        return cls(command, port, "/v2/health/ready", environment, cpus)
 
     def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
@@ -92,9 +103,9 @@ class ServerProcess:
             ServerStartError: it ended, or took too long.
         """
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
-        guarded = [sys.executable, "-m", "loadtests.orphan_guard", str(os.getpid()), *self._command]
+        command = guarded(confining(self._cpus, self._command))
         self._process = subprocess.Popen(
-            guarded, cwd=ROOT, env=self._environment, stdout=subprocess.DEVNULL, process_group=0
+            command, cwd=ROOT, env=self._environment, stdout=subprocess.DEVNULL, process_group=0
         )
         self.pid = self._process.pid
         try:

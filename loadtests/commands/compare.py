@@ -63,12 +63,13 @@ def run(options: argparse.Namespace) -> int:
             evidence.runs.append(measured)
             evidence.write(path)
 
+    surroundings = conditions() | {"dtype": options.dtype}  # before this process leaves cores to the server
     status = 0
     with ExitStack() as writing:
         with session.session(options, keep, max(*options.users, options.max_in_flight)) as ready:
             writing.enter_context(sole_writer("--out", options.out))
             evidence = Evidence(
-                conditions=conditions() | {"dtype": options.dtype, "processes": ready.generator.count},
+                conditions=surroundings | {"processes": ready.generator.count} | ready.cpus,
                 model=ready.target.model,
                 backends=ready.backends,
                 rows=options.rows,
@@ -116,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     if invalid:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
     cores = os.cpu_count() or 1
-    cause = likely_cause(evidence.runs, options.service_flags, options.url, options.remote_workers, cores)
+    cause = likely_cause(evidence.runs, options.server_cpus, options.url, options.remote_workers, cores)
     if cause is not None:
         print(cause)
     print()

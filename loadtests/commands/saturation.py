@@ -6,12 +6,14 @@ from dataclasses import asdict
 
 from tqdm import tqdm
 
-from loadtests import evidence
+from loadtests import affinity, evidence
+from loadtests.affinity import Division
 from loadtests.conditions import conditions, recorded
 from loadtests.flags import DAY_S, MOST_CONNECTIONS, MOST_ROUNDS, MOST_ROWS, path, up_to
 from loadtests.measuring.saturation import WIRE, Saturation, SaturationPlan, measure, ways
 from loadtests.output import require_file
 from loadtests.peers import wrk
+from loadtests.peers.servers import threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--connections", type=up_to(MOST_CONNECTIONS), default=32, help="of the closed loop")
     parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each way is started and loaded")
     parser.add_argument("--seconds", type=up_to(DAY_S), default=10, help="of each load, after a second of warm-up")
+    affinity.add_argument(parser)
     parser.add_argument("--json", type=path, required=True, help="file to write the result to")
 
 
@@ -31,10 +34,13 @@ def run(options: argparse.Namespace) -> int:
         LoadTestError, OSError: nothing could be measured or written.
     """
     plan = SaturationPlan(options.model, options.rows, options.connections, options.rounds, options.seconds)
+    division = None if options.server_cpus is None else Division.of(options.server_cpus)
     require_file("--json", options.json)
-    surroundings = conditions() | {"wrk": wrk.version(), "wire": WIRE, "load": "closed loop, wrk on the server's cores"}
+    load = f"closed loop, wrk on {'cores of its own' if division else 'the cores of the server'}"
+    surroundings = conditions() | {"wrk": wrk.version(), "wire": WIRE, "load": load}
+    surroundings |= division.conditions if division else {}
     command = recorded(sys.argv[1:])
-    found = ways()
+    found = ways(len(division.server) if division else threads())
 
     def write(ended_early: str | None) -> None:
         document = {"plan": asdict(plan), "saturation": [each.document() for each in found]}
@@ -45,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     status = 0
     try:
         with tqdm(total=plan.rounds * len(found), desc="saturation", unit="load") as bar:
-            for _ in measure(plan, found):
+            for _ in measure(plan, found, division):
                 write("not all rounds are there")
                 bar.update()
     except KeyboardInterrupt:

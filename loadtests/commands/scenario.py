@@ -85,6 +85,7 @@ def run(options: argparse.Namespace) -> int:
         sole_writer("--out", options.out),
     ):
         document |= {"model": ready.target.model, "backends": ready.backends}
+        document["conditions"] |= ready.cpus
         kinds = scenario.kinds(list(ready.backends), options.rows)
         load = Load(
             kinds=kinds,
@@ -140,7 +141,7 @@ def figures(runs: list[Run], options: argparse.Namespace) -> list[str]:
         told.append(f"{run.backend}, {load_of(run)}: {rates}")
         if run.invalid is not None:
             told.append(f"  says nothing about the server: {run.invalid}")
-    cause = likely_cause(runs, options.service_flags, options.url, options.remote_workers, os.cpu_count() or 1)
+    cause = likely_cause(runs, options.server_cpus, options.url, options.remote_workers, os.cpu_count() or 1)
     return told if cause is None else [*told, cause]
 
 

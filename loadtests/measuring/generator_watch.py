@@ -1,9 +1,7 @@
 """Whether a run says something about the server, or only about the generator."""
 
-import os
 import statistics
 from collections.abc import Iterable
-from itertools import pairwise
 
 import numpy as np
 
@@ -37,12 +35,12 @@ def fault_of(tally: Tally, objective_ms: float) -> str | None:
 
 
 def likely_cause(
-    runs: Iterable[Run], service_flags: list[str], url: str | None, remote_workers: int, cores: int
+    runs: Iterable[Run], server_cpus: frozenset[int] | None, url: str | None, remote_workers: int, cores: int
 ) -> str | None:
     """Return, in sentences, why the generator was late although it used little CPU; None where that did not happen.
 
-    What helps depends on the flags: those of a server that was started, or the `url` of one that ran, which workers on
-    other hosts may load already.
+    What helps depends on the flags: the cores of a server that was started, where it does not share all, or the `url`
+    of one that ran, which workers on other hosts may load already.
     """
     elsewhere = "make the load with more workers on other hosts" if remote_workers else ELSEWHERE
     late = [run for run in runs if run.invalid and run.late_p99_ms and run.generator_cpu < LITTLE_CPU]
@@ -59,19 +57,11 @@ def likely_cause(
         )
     if url is not None:
         return f"{what}: the server probably shares its cores; start it with fewer --threads, or {elsewhere}"
-    if threads_of(service_flags) == 1:
-        return f"{what}: the server shares its cores, with one thread already; {elsewhere}"
-    return f"{what}: the server probably shares its cores; give it fewer threads (`-- --threads 1`), or {elsewhere}"
-
-
-def threads_of(service_flags: list[str]) -> int | None:
-    """Return the threads that flags for the server, or the environment, give each of its workers; None: they do not."""
-    found = os.environ.get("MLP_THREADS", "")
-    for flag, after in pairwise([*service_flags, ""]):
-        name, equals, value = flag.partition("=")
-        if len(name) > len("--t") and "--threads".startswith(name):
-            found = value if equals else after
-    return int(found) if found.isascii() and found.isdecimal() else None
+    if server_cpus is not None:
+        return f"{what}, on cores without the server: give the load more cores or fewer --processes, or {elsewhere}"
+    if cores == 1:
+        return f"{what}: the server shares its only core; {elsewhere}"
+    return f"{what}: the server probably shares its cores; give it cores of its own (--server-cpus), or {elsewhere}"
 
 
 def busy_warning(used: float, cores: int) -> str | None:

@@ -1,6 +1,6 @@
 """What the server makes of a model at saturation: rows a second over HTTP, over those of the model alone.
 
-The model alone is `python -m models bench` of the same rows a batch, on all cores, after each load.
+The model alone is `python -m models bench` of the same rows a batch, on the cores of the server, after each load.
 """
 
 import json
@@ -14,11 +14,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtests.affinity import Division, confined, confining
 from loadtests.conditions import ROOT
 from loadtests.errors import LoadTestError
 from loadtests.generator.target import get
 from loadtests.peers.comparison import median_and_extremes, spread_of, under_load
-from loadtests.peers.servers import BACKEND, OURS, SERVERS, samples, threads
+from loadtests.peers.servers import BACKEND, OURS, SERVERS, samples
 from loadtests.server_process import ServerProcess
 
 WIRE = "binary"
@@ -71,29 +72,31 @@ class Saturation:
         return {"flags": list(self.flags), **told, "rounds": [asdict(each) for each in self.rounds]}
 
 
-def ways() -> list[Saturation]:
+def ways(cores: int) -> list[Saturation]:
     """Return what is compared: one worker that computes on all cores, and a worker of one thread for each core."""
-    shapes = ((1, threads()), (threads(), 1))
+    shapes = dict.fromkeys(((1, cores), (cores, 1)))  # one way where there is one core
     return [Saturation(("--workers", str(workers), "--threads", str(each))) for workers, each in shapes]
 
 
-def measure(plan: SaturationPlan, found: Sequence[Saturation]) -> Iterator[None]:
-    """Measure each way in every round, and add each load to `found`.
+def measure(plan: SaturationPlan, found: Sequence[Saturation], division: Division | None = None) -> Iterator[None]:
+    """Measure each way in every round, and add each load to `found`; `division` None: server and load share all cores.
 
     Raises:
         LoadTestError: the server or the model cannot be started, or a reply was wrong.
     """
     loaded, checked = (SERVERS[OURS].exchange(WIRE, each) for each in samples(plan.model, plan.rows))
     room = str(max(1024, 2 * plan.connections) * plan.rows)  # rows in the queue: no request is to be refused
-    for _ in range(plan.rounds):
-        for each in found:
-            flags = ("--model", plan.model, "--backends", BACKEND, "--max-queue-rows", room, *each.flags)
-            with ServerProcess.service(*flags) as server:
-                result = under_load(server.port, plan.connections, plan.seconds, loaded, checked)
-                batch_rows = mean_batch_rows(server.port)
-            alone = model_alone(plan.model, round(batch_rows))
-            each.rounds.append(SaturatedRound(result.requests_per_s * plan.rows, batch_rows, *alone))
-            yield
+    cpus = division.server if division else None
+    with confined(division.generator if division else None):
+        for _ in range(plan.rounds):
+            for each in found:
+                flags = ("--model", plan.model, "--backends", BACKEND, "--max-queue-rows", room, *each.flags)
+                with ServerProcess.service(*flags, cpus=cpus) as server:
+                    result = under_load(server.port, plan.connections, plan.seconds, loaded, checked)
+                    batch_rows = mean_batch_rows(server.port)
+                alone = model_alone(plan.model, round(batch_rows), cpus)
+                each.rounds.append(SaturatedRound(result.requests_per_s * plan.rows, batch_rows, *alone))
+                yield
 
 
 def mean_batch_rows(port: int) -> float:
@@ -115,7 +118,7 @@ def mean_batch_rows(port: int) -> float:
         raise LoadTestError(f"/metrics: expected mlp_batch_rows of backend {BACKEND}, got none") from error
 
 
-def model_alone(model: str, rows: int) -> tuple[int, float]:
+def model_alone(model: str, rows: int, cpus: frozenset[int] | None = None) -> tuple[int, float]:
     """Compute batches of `rows` one after the other, without a server; return rows a batch and rows a second.
 
     Raises:
@@ -125,6 +128,7 @@ def model_alone(model: str, rows: int) -> tuple[int, float]:
         file = Path(directory) / "bench.json"
         command = [sys.executable, "-m", "models", "bench", model, "--backends", BACKEND, "--rows", str(rows)]
         command += ["--repetitions", str(REPETITIONS), "--json", str(file)]
+        command = confining(cpus, command)
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=BENCH_LIMIT_S)
         if done.returncode:
             raise LoadTestError(f"models bench {model}: {last_line(done.stderr.splitlines())}")

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from loadtests import affinity
+from loadtests.affinity import AffinityError, Division, confined, listed
 from loadtests.connection import headers_of, status_of
 from loadtests.errors import UNREADABLE, LoadTestError
 from loadtests.evidence import Run
@@ -45,6 +47,7 @@ class Session:
     generator: Generator
     measurement: Measurement
     server_pid: int | None
+    cpus: dict[str, str]  # of the server that was started and of the generator; empty: they share all
 
 
 def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
@@ -65,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
         type=up_to(MOST_PID),
         help="the process of --url's server, where it runs on this host",
     )
+    affinity.add_argument(parser)
     parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
     parser.add_argument("--backends", type=names, default="eager,compiled,fused", help="comma-separated")
     parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
@@ -134,11 +138,17 @@ def session(
         raise LoadTestError(
             f"-- {shlex.join(options.service_flags)}: expected no flags of a server beside --url, which is running"
         )
+    if options.server_cpus is not None and options.url is not None:
+        raise AffinityError(
+            f"--server-cpus {listed(options.server_cpus)}: expected no --url, whose server runs already; "
+            f"it can be started with `taskset -c {listed(options.server_cpus)}`"
+        )
     if options.remote_workers and options.url is None:
         raise LoadTestError("--remote-workers: expected --url with an address that they can reach")
     if options.max_in_flight < options.processes + options.remote_workers:
         raise LoadTestError(f"--max-in-flight {options.max_in_flight}: expected at least one for each process")
     require_free_flags(options.service_flags)
+    division = None if options.server_cpus is None else Division.of(options.server_cpus)
     listening_address(options.bind)
     share = -(-most_connections // (options.processes + options.remote_workers))
     require_open_files(share)
@@ -146,11 +156,14 @@ def session(
     if not (key.isascii() and key.isprintable()):
         raise LoadTestError("--key: expected a key of printable ASCII characters, as a header carries them")
     with ExitStack() as stack:
+        stack.enter_context(confined(division.generator if division else None))
         if options.url is None:
             model, pid = served_name(options.model or MODEL), None
             flags = ["--model", options.model or MODEL, "--dtype", options.dtype, *options.service_flags]
             flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *options.backends]))]
-            server = stack.enter_context(ServerProcess.service(*flags, key=key))
+            server = stack.enter_context(
+                ServerProcess.service(*flags, key=key, cpus=division.server if division else None)
+            )
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
             (host, port), pid = address(options.url), options.server_pid
@@ -167,7 +180,7 @@ def session(
         generator = stack.enter_context(Generator(target, options.processes, options.remote_workers, options.bind))
         measurement = Measurement(generator, expected, options.objective_ms, pid, keep, device != "cpu")
         measurement.first_ms |= first_ms
-        yield Session(target, wanted, generator, measurement, pid)
+        yield Session(target, wanted, generator, measurement, pid, division.conditions if division else {})
 
 
 def first_request_ms(target: Target, backend: str, rows: int) -> float:

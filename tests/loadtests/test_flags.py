@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from loadtests.flags import names, numbers, path, positive, rate, seconds, share, some_of, whole
+from loadtests.flags import cpus, names, numbers, path, positive, rate, seconds, share, some_of, whole
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,7 @@ from loadtests.flags import names, numbers, path, positive, rate, seconds, share
         (names, "a, b,,a", ["a", "b"]),
         (some_of(("a", "b")), "b,a", ["b", "a"]),
         (numbers(whole), "4,1,4", [4, 1]),
+        (cpus, "0,2-3,3", frozenset({0, 2, 3})),
     ],
     ids=lambda value: getattr(value, "__qualname__", str(value)),
 )
@@ -44,6 +45,10 @@ def test_a_value_is_parsed(parse: Callable[[str], Any], text: str, value: object
         (names, " ,", "expected at least one name, got ' ,'"),
         (some_of(("a", "b")), "a,c", "expected some of a, b, got 'c'"),
         (numbers(whole), "1,,2", "expected a whole number of at least 1, got ''"),
+        *(
+            (cpus, text, f"expected cores as a list such as 0,2-3, from 0 to 65535, got {text!r}")
+            for text in ("", "0,", "one", "3-1", "-1", "1-", "0x1", "0-65536", "٣", " 1")
+        ),
     ],
     ids=lambda value: getattr(value, "__qualname__", str(value))[:40],
 )

@@ -69,6 +69,15 @@ def test_a_server_whose_measurement_is_killed_while_it_starts_is_ended() -> None
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+def test_a_server_is_confined_to_its_cores_before_its_first_line(tmp_path: Path) -> None:
+    file, core = tmp_path / "cores", min(os.sched_getaffinity(0))
+    code = f"import os; open({str(file)!r}, 'w').write(str(os.sched_getaffinity(0))); raise SystemExit(3)"
+    server = ServerProcess([sys.executable, "-c", code], free_port(), "/", cpus=frozenset({core}))
+    with pytest.raises(ServerStartError, match=f"^{sys.executable} -c .*: ended with 3"), server:
+        pass
+    assert file.read_text() == str({core})
+
+
 @pytest.mark.parametrize("flag", [*CHOSEN, "--po", "--port=24040", "--api-k"])
 def test_a_flag_for_the_server_that_the_measurement_chooses_is_refused(flag: str) -> None:
     with pytest.raises(ServerFlagError, match=f"-- {flag.partition('=')[0]}: expected no --"):

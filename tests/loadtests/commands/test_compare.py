@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
+from loadtests.affinity import listed
 from loadtests.evidence import Evidence, read
 from tests.loadtests.tampering_proxy import tampering_proxy
 from tests.service.running_server import ROOT, RunningServer, Start, free_port
@@ -151,6 +152,32 @@ def test_a_server_is_started_searched_for_its_knee_by_two_processes_and_ended(ti
         assert "fused: p99 within 1000 ms up to" in done.stdout
 
 
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core alone")
+def test_a_server_and_its_load_have_cores_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    usable = frozenset(os.sched_getaffinity(0))
+    mine = min(usable)
+    flags = (str(tiny_model), "--backends", "eager", "--users", "1", "--rounds", "50", "--processes", "2")
+    with comparing(tmp_path / "out", *flags, *BRIEF, "--server-cpus", str(mine)) as process:
+        comparison = psutil.Process(process.pid)
+        (server,) = (each for each in comparison.children() if "service" in each.cmdline())
+        of_server = {server, *server.children(recursive=True)}
+        of_load = {comparison, *comparison.children(recursive=True)} - of_server
+        assert (len(of_server) > 1, len(of_load)) == (True, 3)
+        assert cores_of(of_server) == {frozenset({mine})}
+        assert cores_of(of_load) == {usable - {mine}}
+        interrupted(process, signal.SIGINT, tmp_path / "out" / "compare.json")
+    conditions = read(tmp_path / "out" / "compare.json").conditions
+    assert conditions["cores"] == len(usable)
+    assert conditions["server_cpus"] == str(mine)
+    assert conditions["generator_cpus"] == listed(usable - {mine})
+    assert "server_cpus" in (tmp_path / "out" / "report.html").read_text()
+
+
+def cores_of(processes: Iterable[psutil.Process]) -> set[frozenset[int]]:
+    """The cores of every thread."""
+    return {frozenset(os.sched_getaffinity(thread.id)) for each in processes for thread in each.threads()}
+
+
 def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server: RunningServer, tmp_path: Path) -> None:
     flags = ("--url", server.url, "--backends", "fused", "--users", "1", "--rounds", "1", "--no-knee")
     with comparing(tmp_path, *flags, "--rates", "200", "--seconds", "2", "--warm-up-s", "0.1") as process:
@@ -193,12 +220,14 @@ def test_a_generator_that_stalls_counts_the_delay_and_marks_its_run(server: Runn
         (("nope",), "no model 'nope' here, this server has 'digits'; give the model: digits"),
         (("out/mien",), "out/mien: no such directory"),
         (("--", "--threads", "1"), "-- --threads 1: expected no flags of a server beside --url"),
+        (("--server-cpus", "0"), "--server-cpus 0: expected no --url, whose server runs already"),
+        (("--server-cpus", "0-"), "--server-cpus: expected cores as a list such as 0,2-3"),
         (("--rows", "5000"), "--rows 5000: the server takes at most 1024 rows a request"),
         (("--server-pid", "4194303"), "--server-pid: there is no process 4194303"),
         (("--url", "ftp://x"), "--url: expected the server's address"),
         (("--users", "0"), "--users: expected a whole number from 1 to 65536, got '0'"),
     ],
-    ids=["backend", "no backend", "model", "directory", "flags", "rows", "pid", "url", "users"],
+    ids=["backend", "no backend", "model", "directory", "flags", "cores", "list", "rows", "pid", "url", "users"],
 )
 def test_what_cannot_be_measured_is_refused_in_a_sentence(
     server: RunningServer, tmp_path: Path, arguments: tuple[str, ...], message: str

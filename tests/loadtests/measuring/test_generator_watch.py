@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from loadtests.generator.tally import Tally
-from loadtests.measuring.generator_watch import ELSEWHERE, busy_warning, fault_of, likely_cause, threads_of
+from loadtests.measuring.generator_watch import ELSEWHERE, busy_warning, fault_of, likely_cause
 from tests.loadtests import made_evidence
 
 
@@ -42,46 +42,38 @@ def test_a_generator_that_was_late_without_using_its_core_has_a_likely_cause(
     cpu: float, late_ms: float | None, invalid: str | None, is_told: bool
 ) -> None:
     run = replace(made_evidence.compared().runs[0], generator_cpu=cpu, late_p99_ms=late_ms, invalid=invalid)
-    cause = likely_cause([run], [], None, 0, 2)
+    cause = likely_cause([run], None, None, 0, 2)
     assert (cause is not None) is is_told
     assert cause is None or f"no more than {cpu:.0%} of a core" in cause
 
 
 @pytest.mark.parametrize(
-    ("flags", "url", "remote", "other_cpu", "advice"),
+    ("server_cpus", "url", "remote", "other_cpu", "cores", "advice"),
     [
-        ([], None, 0, 0.1, f"give it fewer threads (`-- --threads 1`), or {ELSEWHERE}"),
-        (["--threads", "2"], None, 0, None, f"give it fewer threads (`-- --threads 1`), or {ELSEWHERE}"),
-        (["--threads", "1"], None, 0, 0.1, f"with one thread already; {ELSEWHERE}"),
-        ([], "http://127.0.0.1:8000", 0, None, f"start it with fewer --threads, or {ELSEWHERE}"),
-        ([], "http://127.0.0.1:8000", 2, None, "or make the load with more workers on other hosts"),
-        (
-            ["--threads", "1"],
-            None,
-            0,
-            1.4,
-            f"70% of its 2 cores were used by neither server nor generator; {ELSEWHERE}",
-        ),
+        (None, None, 0, 0.1, 2, f"give it cores of its own (--server-cpus), or {ELSEWHERE}"),
+        (None, None, 0, None, 2, f"give it cores of its own (--server-cpus), or {ELSEWHERE}"),
+        (frozenset({0}), None, 0, 0.1, 2, f"give the load more cores or fewer --processes, or {ELSEWHERE}"),
+        (None, None, 0, 0.1, 1, f"the server shares its only core; {ELSEWHERE}"),
+        (None, "http://127.0.0.1:8000", 0, None, 2, f"start it with fewer --threads, or {ELSEWHERE}"),
+        (None, "http://127.0.0.1:8000", 2, None, 2, "or make the load with more workers on other hosts"),
+        (None, None, 0, 1.4, 2, f"70% of its 2 cores were used by neither server nor generator; {ELSEWHERE}"),
     ],
-    ids=["flags", "two threads", "one thread", "url", "workers", "busy"],
+    ids=["all cores", "not watched", "cores of its own", "one core", "url", "workers", "busy"],
 )
 def test_the_advice_looks_at_what_was_given_and_at_who_used_the_host(
-    flags: list[str], url: str | None, remote: int, other_cpu: float | None, advice: str
+    server_cpus: frozenset[int] | None,
+    url: str | None,
+    remote: int,
+    other_cpu: float | None,
+    cores: int,
+    advice: str,
 ) -> None:
     run = replace(
         made_evidence.compared().runs[0], generator_cpu=0.1, late_p99_ms=20.0, invalid="late", other_cpu=other_cpu
     )
-    cause = str(likely_cause([run], flags, url, remote, 2)).replace("measure when it is quiet, or ", "")
+    cause = str(likely_cause([run], server_cpus, url, remote, cores)).replace("measure when it is quiet, or ", "")
     assert cause.endswith(advice)
-    assert ("`-- --threads 1`" in cause) is ("`-- --threads 1`" in advice)
-
-
-def test_threads_are_found_in_flags_and_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLP_THREADS", raising=False)
-    found = [threads_of(flags) for flags in ([], ["--threads=1"], ["--thr", "3"], ["--timeout-s", "1"])]
-    assert found == [None, 1, 3, None]
-    monkeypatch.setenv("MLP_THREADS", "1")
-    assert (threads_of([]), threads_of(["--threads", "2"])) == (1, 2)
+    assert ("(--server-cpus)" in cause) is ("(--server-cpus)" in advice)
 
 
 def test_a_busy_host_is_told_before_it_is_loaded() -> None:
