@@ -28,7 +28,7 @@ settings.load_profile("suite")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever starts a whole server is slow."""
     for item in items:
-        if {"server", "start", "browser"} & set(getattr(item, "fixturenames", ())):
+        if {"server", "start", "lend", "browser"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
 
 
@@ -51,13 +51,46 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield from starter(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """Servers of the tiny model on eager, one for each choice of flags, shared by the tests of a module.
+
+    A test leaves the one that it is lent as it was, but for its counters.
+    """
+    directory = tmp_path_factory.mktemp("lent")
+    model = write_made_model(directory, "tiny", dim=8, hidden=16, depth=1)
+    generator = starter(directory)
+    start = next(generator)
+    servers: dict[object, RunningServer] = {}
+
+    def lend(*arguments: str, **environment: str) -> RunningServer:
+        chosen = (arguments, tuple(environment.items()))
+        if chosen not in servers:
+            flags = ("--model", str(model), "--backends", "eager")
+            servers[chosen] = start(*flags, *arguments, **environment).wait_ready()
+        return servers[chosen]
+
+    yield lend
+    for each in servers.values():
+        assert each.stop() == 0
+    with contextlib.suppress(StopIteration):
+        next(generator)
+
+
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What servers of the demo model need compile only once, whichever process of the suite starts them."""
+    own = tmp_path_factory.getbasetemp()
+    return (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "compiled-code"
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, compiled_code: Path) -> Iterator[RunningServer]:
     """The demo model on all three backends, shared by every test that leaves it as it was."""
     directory = tmp_path_factory.mktemp("server")
     generator = starter(directory)
     start = next(generator)
-    yield start("--cache-dir", str(directory / "cache")).wait_ready()
+    yield start("--cache-dir", str(compiled_code)).wait_ready()
     with contextlib.suppress(StopIteration):
         next(generator)
 

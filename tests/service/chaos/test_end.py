@@ -158,6 +158,7 @@ def test_what_a_killed_server_leaves_is_removed_by_its_children(start: Start, ti
     assert server.stop(signal.SIGKILL) == -signal.SIGKILL
     wait_until_ended(processes)
     assert list(place.iterdir()) == []
+    assert not server.is_listening()
 
 
 def test_the_end_of_the_manager_is_told_in_one_line_and_leaves_nothing_behind(
