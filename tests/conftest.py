@@ -110,6 +110,15 @@ def browser() -> Iterator["Browser"]:
 
 
 @pytest.fixture
+def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A roof that is measured in no time."""
+    from kernels import roof
+
+    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
+    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
+
+
+@pytest.fixture
 def tiny_model(tmp_path: Path) -> Path:
     """A model directory with seeded weights that starts in no time."""
     return write_made_model(tmp_path, "tiny", dim=8, hidden=16, depth=1)

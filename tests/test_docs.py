@@ -1,18 +1,18 @@
-"""What the documents say holds: figures, settings, error codes, commands."""
+"""What the documents say holds: figures, settings, error codes, names."""
 
-import importlib
 import json
-import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import torch
 from PIL import Image
+from torch import nn
 
 from docs import render
 from loadtests.evidence import Evidence, Knee
@@ -21,9 +21,9 @@ from loadtests.report.points import number
 from loadtests.report.summary import STEP, summary
 from models.fusion.patterns import PAIR, PATTERNS
 from service.errors import STATUS
-from service.settings import Settings, load
+from service.settings import Settings
 from tests.loadtests import made_evidence
-from tests.service.running_server import RunningServer
+from tests.reader import commands_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -31,15 +31,6 @@ BENCHMARKING = (ROOT / "docs/benchmarking.md").read_text()
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text()
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text()
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
-
-
-def commands_of(text: str) -> list[str]:
-    """The lines of the code blocks that name no language."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-    return [line for language, code in blocks if not language for line in code.splitlines()]
-
-
-COMMANDS = commands_of(BENCHMARKING)
 
 
 def block(language: str, containing: str) -> str:
@@ -131,32 +122,18 @@ def test_every_error_code_stands_beside_its_status(code: str) -> None:
     assert str(STATUS[code]) in row.split("|")[1]
 
 
-@pytest.mark.parametrize(
-    "target",
-    sorted({name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", page.read_text(), re.MULTILINE)}),
-)
-def test_every_make_target_that_is_named_is_there(target: str) -> None:
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
-def test_the_curl_line_of_the_readme_gets_the_reply_it_shows(server: RunningServer) -> None:
-    command, _, shown = block("", "curl ").removeprefix("$ ").partition("}'\n")
-    command = command.replace("http://127.0.0.1:8000", server.url) + "}' -s"
-    reply = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
-    keys = re.findall(r'"(\w+)":', shown)
-    assert re.findall(r'"(\w+)":', reply) == keys
-    assert '"labels":"0","backend":"fused","implementation":"onednn"' in shown
-    assert '"labels":"0","backend":"fused","implementation":"onednn"' in reply
-
-
-def test_the_python_of_the_readme_runs() -> None:
-    import torch
-
-    code = block("python", "load_engine")
+def test_the_python_of_the_readme_runs_an_engine() -> None:
     names = {"rows": torch.zeros(3, 64)}
-    exec(code, names)  # noqa: S102  the README's own code is what is tested
+    exec(block("python", "load_engine"), names)  # noqa: S102  the README's own code is what is tested
     assert names["outputs"].shape == (3, 10)
+
+
+def test_the_python_of_the_readme_fuses_a_model_and_undoes_it() -> None:
+    blocks = [nn.Sequential(nn.Linear(64, 96), nn.GELU(), nn.Linear(96, 64)) for _ in range(2)]
+    names: dict[str, Any] = {"model": nn.Sequential(*blocks)}
+    exec(block("python", "unfuse"), names)  # noqa: S102
+    assert str(names["report"]).startswith("swapped 2, left alone 0")
+    assert list(names["model"]) == blocks
 
 
 def test_the_readme_names_every_route(client: httpx.Client) -> None:
@@ -190,117 +167,6 @@ def test_a_field_of_the_protocol_shows_its_bounds_and_whether_it_may_be_left_out
         ("*parts*", "list of objects or null", ""),
         ("*parts[].size*", "integer, ≥ 0", "bytes"),
     ]
-
-
-# Runs the command line up to where the chosen command would start.
-PARSE = """
-import sys
-from importlib import import_module
-program, command, *_ = sys.argv[1:]
-main = import_module(f"{program}.__main__")
-if program == "kernels":
-    main._parser().parse_args(sys.argv[2:])
-else:
-    module = main.module_name(command) if program == "models" else command
-    import_module(f"{program}.commands.{module}").run = lambda options: 0
-    sys.exit(main.main(sys.argv[2:]))
-"""
-
-
-# The README's curl line is run above with the reply it shows; what docs/operating.md has, tests/test_operating.py runs.
-LINES = dict.fromkeys(
-    line
-    for page in PAGES
-    if page.name != "operating.md"
-    for line in commands_of(page.read_text())
-    if not line.startswith(("$ curl ", "    -d ", '{"outputs":'))
-)
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_every_command_of_a_page_is_one_that_is_there(server: RunningServer, line: str) -> None:
-    if line in ("make serve", "make setup-dev"):
-        return  # that make has them is tested above
-    if line.startswith("make "):
-        (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
-        load(shlex.split(flags))
-        return
-    if line.startswith("docker build "):
-        build, run = line.split(" && ")
-        image = build.split()[3]
-        assert load(shlex.split(run.partition(f" {image} ")[2])).model == "/models/mine"
-        return
-    if line.startswith("curl "):
-        if shutil.which("curl") is None:
-            pytest.skip("there is no curl here")
-        command = line.replace("http://127.0.0.1:8000", server.url) + " --fail"
-        reply = json.loads(subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout)
-        assert reply.get("labels", "0") == "0"
-        assert reply.get("backend", reply.get("default")) == "fused"
-        return
-    if line.startswith(".venv/bin/locust "):
-        locust = [sys.executable, "-m", *shlex.split(line.removeprefix(".venv/bin/"))]
-        locust = [server.url if word.startswith("http:") else word for word in locust] + ["-t", "1s"]
-        done = subprocess.run(locust, capture_output=True, text=True, cwd=ROOT)
-        assert done.returncode == 0, done.stderr
-        return
-    python, dash, *arguments = shlex.split(line)
-    assert (python, dash) == (".venv/bin/python", "-m")
-    done = subprocess.run([sys.executable, "-c", PARSE, *arguments], capture_output=True, text=True, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-# A program that a sentence names, with its subcommand where it has one, and the flags that stand behind it.
-PROGRAM = re.compile(r"`(?:[A-Z_]+=\S+ )?(?:\.venv/bin/)?python (-m [\w.]+\w|tests/\S+\.py)([^`]*)`")
-NAMED: dict[tuple[str, ...], set[str]] = {}
-for page in [*PAGES, *sorted((ROOT / "examples").iterdir())]:
-    shown = page.read_text()
-    for program, rest in PROGRAM.findall(shown):
-        words = rest.partition(" -- ")[0].split()
-        inner = words[:1] if program in ("-m models", "-m kernels", "-m loadtests") else []
-        flags = {word for word in words if word.startswith("--") and word != "--help"}
-        if program != "-m examples.fuse_minilm":  # which tests/examples/test_fuse_minilm.py runs
-            NAMED.setdefault((*program.split(), *inner), set()).update(flags)
-
-
-def test_programs_are_found_where_they_are_named() -> None:
-    assert {("-m", "models", "bench"), ("-m", "service.profile"), ("tests/service/chaos/soak.py",)} <= set(NAMED)
-    assert "--seconds" in NAMED["tests/service/chaos/soak.py",]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("program", NAMED, ids=" ".join)
-def test_every_program_that_a_sentence_names_is_there_with_its_flags(program: tuple[str, ...]) -> None:
-    if program[1:] == ("docs.screenshots",):
-        importlib.import_module("docs.screenshots")  # it takes no flags, and starts at once
-        return
-    done = subprocess.run(
-        [sys.executable, *program, "--help"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "."},
-    )
-    assert done.returncode == 0, done.stderr
-    assert {flag for flag in NAMED[program] if flag not in done.stdout} == set()
-
-
-@pytest.mark.slow
-def test_the_tutorials_commands_on_a_model_do_what_it_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from models.__main__ import main
-
-    monkeypatch.chdir(tmp_path)
-    small = {"768": "64", "3072": "96"}
-    for line in commands_of(TUTORIAL):
-        if " -m models " in line:
-            words = [small.get(word, word) for word in shlex.split(line)[3:]]
-            quick = ["--backends", "eager,fused", "--repetitions", "2"] if words[0] == "bench" else []
-            assert main(words + quick) == 0
-    told = capsys.readouterr().out
-    assert "eager / it" in told  # the ratio that the page tells to read
-    assert "products" in told
 
 
 @pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
@@ -357,7 +223,9 @@ def test_the_tutorial_tells_how_long_its_load_takes_at_the_least() -> None:
 
 
 def test_the_benchmarking_page_tells_the_size_of_its_model(tmp_path: Path) -> None:
-    make, inspect = (shlex.split(line.replace("out/mine", str(tmp_path / "mine"))) for line in COMMANDS[:2])
+    make, inspect = (
+        shlex.split(line.replace("out/mine", str(tmp_path / "mine"))) for line in commands_of(BENCHMARKING)[:2]
+    )
     for command in (make, inspect):
         done = subprocess.run([sys.executable, *command[1:]], capture_output=True, text=True, check=True, cwd=ROOT)
     assert f"{re.findall('([0-9,]{9,}) parameters', BENCHMARKING)[0]}\n" in done.stdout

@@ -1,10 +1,7 @@
-"""What docs/operating.md and deploy/ say holds: limits, errors, metrics, commands, probes, the time a stop takes."""
+"""What docs/operating.md and deploy/ say holds: limits, errors, metrics, probes, the time a stop takes."""
 
 import copy
-import json
 import re
-import shlex
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,11 +15,9 @@ from service.errors import RETRY_AFTER_S, STATUS
 from service.metrics import FALLBACK_REASONS, Metrics
 from service.settings import Settings, load
 from service.watch import ANSWER_S, END_S
-from tests.service.running_server import RunningServer, Start
 
 ROOT = Path(__file__).parents[1]
 OPERATING = (ROOT / "docs/operating.md").read_text()
-COMMANDS = [line for code in re.findall(r"```\n(.*?)```", OPERATING, re.DOTALL) for line in code.splitlines()]
 STOP_S = 10  # what README and docs/operating.md promise
 MANIFESTS = [
     document
@@ -75,44 +70,6 @@ def test_the_metrics_are_those_that_there_are_with_their_labels() -> None:
     assert {name: set(filter(None, labels.split(","))) for name, labels in shown} == there
     for reason in FALLBACK_REASONS:
         assert re.search(rf"^\| `{reason}` \|", OPERATING, re.MULTILINE)
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_every_command_is_one_that_is_there(line: str) -> None:
-    words = shlex.split(line)
-    if words[0] == "make":
-        (flags,) = re.findall(r'^make serve ARGS="(.*)"$', line)
-        load(shlex.split(flags))
-    elif words[:2] == ["docker", "run"]:
-        (image,) = [index for index, word in enumerate(words) if word.startswith("fused-mlp-server")]
-        load(words[image + 1 :])
-    elif words[:2] == ["docker", "build"]:
-        for argument in re.findall(r"--build-arg (\w+)=", line):
-            assert f"ARG {argument}" in (ROOT / "Dockerfile").read_text()
-    elif words[:2] == ["kubectl", "apply"]:
-        assert (ROOT / words[-1]).is_file()
-    else:
-        assert words[0] == "curl"  # run below
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
-def test_the_rollouts_commands_do_what_the_page_says(start: Start, tiny_model: Path) -> None:
-    (flags,) = [re.findall('"(.*)"', line)[0] for line in COMMANDS if line.startswith("make serve")]
-    server = start("--model", str(tiny_model), "--backends", "eager,fused", *shlex.split(flags)).wait_ready()
-    replies = [curl(server, line) for line in COMMANDS if line.startswith("curl")]
-    first, metrics, raised, switched, back, mended, auto = replies
-    assert "mlp_shadow_drift" in metrics
-    assert "mlp_request_seconds" in metrics
-    states = [json.loads(each) for each in (first, raised, switched, back, mended, auto)]
-    assert [each["default"] for each in states] == ["eager", "eager", "fused", "eager", "fused", "fused"]
-    assert [each["canary"].get("fused", 0) for each in states] == [0.05, 0.5, 0, 0, 0, 0]
-    assert [each["is_auto"] for each in states] == [False] * 5 + [True]
-
-
-def curl(server: RunningServer, line: str) -> str:
-    command = line.replace("http://127.0.0.1:8000", server.url) + " --fail"
-    return subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,18 @@ from kernels.checking import Check, check_all
 
 
 @pytest.mark.slow
-def test_every_operator_is_compared_on_the_device_at_hand(device: torch.device) -> None:
-    checks = check_all(device)
-    assert [each for each in checks if each.problem is not None] == []
-    names = {each.op.split()[0] for each in checks if each.skipped is None}
+def test_the_command_compares_every_operator_on_the_device_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", os.environ.get("TRITON_INTERPRET", "0"))  # the command sets it for good
+    assert main(["check", "--json", str(tmp_path / "checks.json")]) == 0
+    checks = json.loads((tmp_path / "checks.json").read_text())
+    names = {each["op"].split()[0] for each in checks if each["skipped"] is None}
     assert {"gated_activation", "gated_linear", "rms_gated_linear", "linear", "rms_norm", "layer_norm"} <= names
-    implementations = {each.implementation for each in checks}
+    implementations = {each["implementation"] for each in checks}
     assert implementations == ({"triton"} if device.type == "cuda" else {"interpreter", "onednn"})
+    dtypes = {each["dtype"] for each in checks}
+    assert dtypes == {"float32", "float16", "bfloat16"}
 
 
 def test_what_cannot_run_here_is_said_and_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:

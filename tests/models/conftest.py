@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import roof
 from models import weights
 from models.backends import paths
 from models.config import ModelConfig
@@ -74,12 +73,6 @@ def write_model(tmp_path: Path, spread: Callable[[ModelConfig], dict[str, Tensor
         return directory
 
     return write
-
-
-@pytest.fixture
-def small_roof(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(roof.COPY_BYTES, "cpu", 2**12)
-    monkeypatch.setitem(roof.PRODUCT_SIDES, "cpu", (16,))
 
 
 @pytest.fixture

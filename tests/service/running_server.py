@@ -81,13 +81,21 @@ class RunningServer:
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.ready_ns = 0  # by the clock that files have; set by `wait_ready`
-        command = [sys.executable, *self.program, *arguments]
         ours = ("MLP_", "TRITON_", "TORCHINDUCTOR_")  # a compilation in this process sets the last
         clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=clean | environment, stdout=output, stderr=subprocess.STDOUT, process_group=0
+                self.command(arguments),
+                cwd=ROOT,
+                env=clean | environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
             )
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """What starts it."""
+        return [sys.executable, *self.program, *arguments]
 
     @property
     def output(self) -> str:

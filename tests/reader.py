@@ -1,0 +1,199 @@
+"""Somebody who types what a page says, line by line, with little to measure."""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import save_file
+
+from tests.service.running_server import ROOT, RunningServer, free_port
+
+LIMIT_S = 120
+OURS = ("Makefile", "requirements", "docs", "examples", "kernels", "loadtests", "models", "service")
+ADDRESS = "http://127.0.0.1:8000"
+
+# What is put behind a command so that it is over soon; of a flag that comes twice the last one counts.
+SMALL = {
+    "models new": "--dim 8 --hidden 16 --depth 1",
+    "models bench": "--backends eager,fused --repetitions 2",
+    "loadtests compare": "--backends eager,fused --users 1 --rates 50 --no-knee "
+    "--rounds 1 --seconds 0.2 --warm-up-s 0.05",
+    "loadtests scenario": "--users 2 --seconds 1 --backends fused --objective-ms 5000",
+    "locust": "-t 1s",
+}
+# Those whose status also tells whether an objective was kept to, which a busy host may keep them from.
+JUDGES = ("loadtests scenario",)
+# The backends of a server that `make serve` starts: compiling takes longer than all the rest.
+BACKENDS = {"MLP_BACKENDS": "eager,fused"}
+# The set-up is done, since the tests run; make would do it again where a pin's file is newer.
+DONE = ("--old-file=.venv/runtime.stamp", "--old-file=.venv/dev.stamp")
+
+
+class Block(NamedTuple):
+    """The commands of one block of a page, and what stands between it and the one before."""
+
+    prose: str
+    commands: list[str]
+
+
+def blocks_of(text: str) -> list[Block]:
+    """Return the blocks of commands, which name no language; where one has prompts, the rest is what they show."""
+    found, prose = [], ""
+    for before, language, code in re.findall(r"(.*?)^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        prose += before
+        if not language:
+            whole = code.replace("\\\n", "").splitlines()
+            asked = [line.removeprefix("$ ") for line in whole if line.startswith("$ ")]
+            found.append(Block(prose, asked or whole))
+            prose = ""
+    return found
+
+
+def commands_of(text: str) -> list[str]:
+    """Return every command of a page, in its order."""
+    return [line for block in blocks_of(text) for line in block.commands]
+
+
+class MadeServer(RunningServer):
+    """`make serve` in a reader's folder."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder = folder
+        super().__init__(folder / "server.log", *flags, **BACKENDS)
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        return ["make", "-C", str(self.folder), *DONE, "serve", f"ARGS={shlex.join(arguments)}"]
+
+
+class Reader:
+    """Types commands in a folder that looks like the project's root, but has an `out` of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.server: RunningServer | None = None
+        self.workers: list[subprocess.Popen[str]] = []
+        self.master = f"127.0.0.1:{free_port()}"
+        for name in OURS:
+            (folder / name).symlink_to(ROOT / name)
+        (folder / ".venv").symlink_to(sys.prefix)
+        write_checkpoint(folder / "path/to/hugging-face-directory", depth=4)
+
+    def follow(self, page: str, but: Sequence[str] = ()) -> dict[str, str]:
+        """Type every command of a page but some, from top to bottom; return what each one printed."""
+        printed = {}
+        for block in blocks_of((ROOT / page).read_text()):
+            if "Stop the server first" in block.prose:
+                self.stop()
+            for line in block.commands:
+                if line not in but:
+                    printed[line] = self.type(line)
+        return printed
+
+    def type(self, line: str) -> str:
+        """Type one command, and return what it printed.
+
+        Raises:
+            AssertionError: it ended with another status than 0 or, where it judges, 1.
+        """
+        words = shlex.split(self.here(line))
+        if words[:2] == ["make", "serve"]:
+            self.stop()
+            self.server = MadeServer(self.folder, *shlex.split(words[2].removeprefix("ARGS=") if words[2:] else ""))
+            return self.server.wait_ready().output
+        if words[0] == "make":
+            return self.run(["make", *DONE, *words[1:]])
+        if words[0] == "curl":
+            return self.run([*words, "--silent", "--fail"])
+        words = with_flags(words, SMALL.get(name_of(words), ""))
+        if name_of(words).partition(" ")[0] in ("kernels", "models"):
+            return self.run_here(words[2], words[3:])
+        if name_of(words) == "loadtests worker":  # which waits for the command of the next line
+            self.workers.append(subprocess.Popen(words, cwd=self.folder, env=environment(), text=True))
+            return ""
+        return self.run(words, (0, 1) if name_of(words) in JUDGES else (0,))
+
+    def here(self, line: str) -> str:
+        """Return a line with the addresses that hold here."""
+        url = self.server.url if self.server else ADDRESS
+        places = {ADDRESS: url, "http://192.0.2.9:8000": url, "192.0.2.7:5557": self.master}
+        for there, here in places.items():
+            line = line.replace(there, here)
+        return line
+
+    def run(self, words: Sequence[str], statuses: Sequence[int] = (0,)) -> str:
+        done = subprocess.run(
+            words,
+            cwd=self.folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=LIMIT_S,
+        )
+        assert done.returncode in statuses, f"{shlex.join(words)}\n{done.stdout}"
+        return done.stdout
+
+    def run_here(self, program: str, arguments: Sequence[str]) -> str:
+        """Run a program in this process, which has loaded PyTorch."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.chdir(self.folder):
+            status = import_module(f"{program}.__main__").main(arguments)
+        assert status == 0, shlex.join([program, *arguments])
+        return printed.getvalue()
+
+    def stop(self) -> None:
+        """Stop the server, if it was started here."""
+        if isinstance(self.server, MadeServer):
+            self.server.end()
+        self.server = None
+
+    def end(self) -> None:
+        self.stop()
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+def name_of(words: Sequence[str]) -> str:
+    """Return a command's program, with its subcommand where it has one."""
+    return " ".join(words[2:4]) if words[1:2] == ["-m"] else Path(words[0]).name
+
+
+def with_flags(words: Sequence[str], flags: str) -> list[str]:
+    """Put flags behind a command, before those that it hands on to a server."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], *shlex.split(flags), *words[end:]]
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "LOCUST_"))}
+
+
+def write_checkpoint(directory: Path, depth: int, dim: int = 8, hidden: int = 12) -> None:
+    """Write the blocks of a small Llama as Hugging Face's files have them."""
+    fields = {"model_type": "llama", "hidden_size": dim, "intermediate_size": hidden, "num_hidden_layers": depth}
+    shapes = {"gate_proj": (hidden, dim), "up_proj": (hidden, dim), "down_proj": (dim, hidden)}
+    tensors: dict[str, torch.Tensor] = {}
+    for layer in range(depth):
+        of = f"model.layers.{layer}"
+        tensors |= {f"{of}.mlp.{name}.weight": torch.full(shape, 0.1) for name, shape in shapes.items()}
+        tensors[f"{of}.post_attention_layernorm.weight"] = torch.ones(dim)
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(fields))
+    save_file(tensors, directory / "model.safetensors")
+
+
+def readers(folder: Path) -> Iterator[Reader]:
+    """One reader, whose server and workers end with the test."""
+    reader = Reader(folder)
+    yield reader
+    reader.end()
