@@ -27,7 +27,7 @@ async def main(url: str = "http://127.0.0.1:8000", model: str = "digits", width:
         request = InferRequest(model, [tensor], parameters={"backend": backend})
         try:
             reply = await client.infer(url, request, headers=headers, model_name=model)
-        except httpx.HTTPStatusError as error:  # such as no key, another width, or a backend that is not there
+        except httpx.HTTPError as error:  # no key, another width, a backend that is not there, no server
             sys.exit(str(error))
         print(
             f"{reply.parameters['backend']} ({reply.parameters['implementation']}): largest output of each row at",

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import tritonclient.http as triton
+from tritonclient.utils import InferenceServerException
 
 
 def main(url: str = "http://127.0.0.1:8000", model: str = "digits") -> None:
@@ -24,7 +25,7 @@ def main(url: str = "http://127.0.0.1:8000", model: str = "digits") -> None:
     wanted = [triton.InferRequestedOutput("output", binary_data=True)]
 
     for backend in ("eager", "compiled", "fused"):
-        # One that is not there raises InferenceServerException with the reason. Without a name the server chooses.
+        # Without a name the server chooses.
         reply = client.infer(model, [tensor], outputs=wanted, parameters={"backend": backend}, headers=headers)
         ran = reply.get_response()["parameters"]
         print(f"{ran['backend']} ({ran['implementation']}): largest output of each row at", end=" ")
@@ -33,4 +34,7 @@ def main(url: str = "http://127.0.0.1:8000", model: str = "digits") -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except (InferenceServerException, OSError) as error:  # no key, a backend that is not there, no server
+        sys.exit(str(error))

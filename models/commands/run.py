@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,10 +56,14 @@ def read_rows(path: Path | None) -> "Tensor":
     """Read a .npy file, a JSON file, or JSON from stdin.
 
     Raises:
-        InputError: it holds something else than numbers in rows of one length, or less than its head claims.
+        InputError: it is no regular file, as a pipe or a device, which may have no end; it holds something else than
+            numbers in rows of one length, or less than its head claims.
+        OSError: there is no such file, or it cannot be read.
     """
     import torch
 
+    if path is not None and not S_ISREG(path.stat().st_mode):
+        raise InputError(f"{path}: expected a regular file; hand what comes from elsewhere to stdin, without --input")
     name = "stdin" if path is None else str(path)
     data = sys.stdin.buffer.read() if path is None else path.read_bytes()
     try:

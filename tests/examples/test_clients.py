@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.service.running_server import ROOT, RunningServer, Start
+from tests.service.running_server import ROOT, RunningServer, Start, free_port
 
 EXAMPLES = ROOT / "examples"
 PYTHON = str(ROOT / ".judges/bin/python")
@@ -50,19 +50,32 @@ def test_a_clients_example_gets_one_answer_from_every_backend(server: RunningSer
 
 
 @pytest.mark.slow
-def test_kserves_example_says_why_it_is_refused(start: Start, tiny_model: Path) -> None:
+def test_a_clients_example_says_why_it_is_refused(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="a key").wait_ready()
-    command = [PYTHON, str(EXAMPLES / "infer_kserve.py"), server.url, "tiny"]
-    for key, sentence, status in (
-        ("", "expected this server's key", 401),
-        ("a key", "expected (..., 8), got (2, 64)", 400),
+    for example, key, model, sentence, status in (
+        ("infer_kserve.py", "", "tiny", "expected this server's key", "'401 "),
+        ("infer_kserve.py", "a key", "tiny", "expected (..., 8), got (2, 64)", "'400 "),
+        ("infer_tritonclient.py", "", "tiny", "expected this server's key", "[401] "),
+        ("infer_tritonclient.py", "a key", "small", "no model 'small' here; this server has 'tiny'", "[404] "),
     ):
         environment = os.environ | {"MLP_API_KEY": key}
+        command = [PYTHON, str(EXAMPLES / example), server.url, model]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 1
         assert sentence in done.stderr
-        assert f"'{status} " in done.stderr
+        assert status in done.stderr
         assert "Traceback" not in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ["infer_tritonclient.py", "infer_kserve.py"])
+def test_a_clients_example_tells_in_a_line_that_no_server_is_there(example: str) -> None:
+    command = [PYTHON, str(EXAMPLES / example), f"http://127.0.0.1:{free_port()}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "onnection" in done.stderr
 
 
 @pytest.mark.slow

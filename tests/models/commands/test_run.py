@@ -1,6 +1,7 @@
 """Rows go in and results come out, as arrays or as JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -83,6 +84,15 @@ def test_run_refuses_rows_that_are_none(
 ) -> None:
     (tmp_path / "in").write_bytes(content)
     assert sentence in refused(capsys, "run", "digits", "--input", str(tmp_path / "in"))
+
+
+def test_run_refuses_what_is_no_regular_file_and_may_have_no_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
+        assert f"{path}: expected a regular file" in refused(capsys, "run", "digits", "--input", path)
+    assert "No such file" in refused(capsys, "run", "digits", "--input", str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("count", [10**12, 10**20, 1])
