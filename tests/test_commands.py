@@ -27,7 +27,11 @@ TUTORIAL, OPERATING, BENCHMARKING = "docs/tutorial.md", "docs/operating.md", "do
 ROLLOUT = 'make serve ARGS="--default-backend eager --canary fused=0.05 --shadow-rate 0.01 --max-drift 0.02"'
 CHECK = ".venv/bin/python -m kernels check"
 
-DOCKER = [line for line in LINES if line.startswith("docker ")]
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+DOCKER = [
+    *(line for line in LINES if line.startswith("docker ")),
+    *re.findall(r"^#   (docker .*)$", DOCKERFILE, re.MULTILINE),
+]
 KUBECTL = [line for line in LINES if line.startswith("kubectl ")]
 # What is not typed again where it stands, since a test of another page, or of its own, runs it as well.
 ELSEWHERE = {
@@ -151,7 +155,7 @@ def test_what_docker_is_told_is_what_the_dockerfile_and_the_server_take(line: st
     builds, runs = docker_of(line)
     for words in builds:
         for argument in after(words, "--build-arg"):
-            assert f"ARG {argument.partition('=')[0]}" in (ROOT / "Dockerfile").read_text()
+            assert f"ARG {argument.partition('=')[0]}" in DOCKERFILE
     for words in runs:
         (image,) = [place for place, word in enumerate(words) if word.startswith("fused-mlp-server")]
         load(words[image + 1 :])
@@ -167,8 +171,7 @@ def test_docker_asks_its_engine_for_what_the_line_says(line: str, tmp_path: Path
     builds, runs = docker_of(line)
     assert done.returncode == (125 if runs else 0), done.stderr
     assert (Engine.REFUSAL in done.stderr) == bool(runs)
-    dockerfile = (ROOT / "Dockerfile").read_text()
-    copied = {name for each in re.findall(r"^COPY (?!--)(.*) \S+$", dockerfile, re.MULTILINE) for name in each.split()}
+    copied = {name for each in re.findall(r"^COPY (?!--)(.*) \S+$", DOCKERFILE, re.MULTILINE) for name in each.split()}
     for words, built in zip(builds, engine.builds, strict=True):
         assert [built["tag"]] == after(words, "-t")
         told = (each.replace("$CPU_INDEX", index).split("=") for each in after(words, "--build-arg"))
