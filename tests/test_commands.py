@@ -26,6 +26,7 @@ LINES = list(dict.fromkeys(line for found in COMMANDS.values() for line in found
 TUTORIAL, OPERATING, BENCHMARKING = "docs/tutorial.md", "docs/operating.md", "docs/benchmarking.md"
 ROLLOUT = 'make serve ARGS="--default-backend eager --canary fused=0.05 --shadow-rate 0.01 --max-drift 0.02"'
 CHECK = ".venv/bin/python -m kernels check"
+(CORES,) = (line for line in COMMANDS[BENCHMARKING] if " --server-cpus " in line)
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 DOCKER = [
@@ -38,6 +39,7 @@ ELSEWHERE = {
     ("README.md", "make serve"): TUTORIAL,
     ("README.md", ROLLOUT): OPERATING,
     (BENCHMARKING, CHECK): "tests/kernels/test_checking.py",
+    (BENCHMARKING, CORES): "tests/loadtests/commands/test_compare.py",
 } | {(page, line): "below" for page, found in COMMANDS.items() for line in found if line in (*DOCKER, *KUBECTL)}
 
 
@@ -72,6 +74,7 @@ def test_a_command_that_is_left_out_on_one_page_is_run_elsewhere() -> None:
             assert line in COMMANDS[place]
             assert (place, line) not in ELSEWHERE
     assert 'main(["check", ' in (ROOT / ELSEWHERE[BENCHMARKING, CHECK]).read_text()
+    assert '"--server-cpus", str(mine)' in (ROOT / ELSEWHERE[BENCHMARKING, CORES]).read_text()
 
 
 @pytest.mark.slow
@@ -240,6 +243,7 @@ def test_make_loadtest_is_the_readmes_line_without_what_is_chosen_there() -> Non
     assert make("loadtest").split()[1:] == shlex.split(line.partition(" --headless ")[0])
 
 
+MEASURING = re.compile(r"\.venv/bin/python -m ((?:models|loadtests) [^;|\n]*)")
 # Runs each command line up to where the chosen command would start.
 PARSE = """
 import shlex, sys
@@ -255,9 +259,9 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["bench", "peers"])
-def test_what_make_measures_with_takes_its_flags(target: str) -> None:
-    lines = re.findall(r"\.venv/bin/python -m ((?:models|loadtests) [^;|\n]*)", make(target))
+@pytest.mark.parametrize("source", ["bench", "peers", CORES], ids=["bench", "peers", "cores"])
+def test_what_make_measures_with_and_what_runs_elsewhere_takes_its_flags(source: str) -> None:
+    lines = re.findall(MEASURING, source if source == CORES else make(source))
     assert lines
     done = subprocess.run(
         [sys.executable, "-c", PARSE], input="\n".join(lines), capture_output=True, text=True, cwd=ROOT
