@@ -82,7 +82,7 @@ class Reader:
         self.folder = folder
         self.server: RunningServer | None = None
         self.workers: list[subprocess.Popen[str]] = []
-        self.master = f"127.0.0.1:{free_port()}"
+        self.master = ""  # where a comparison waits for workers; chosen when the first one is started
         for name in OURS:
             (folder / name).symlink_to(ROOT / name)
         (folder / ".venv").symlink_to(sys.prefix)
@@ -125,6 +125,8 @@ class Reader:
     def here(self, line: str) -> str:
         """Return a line with the addresses that hold here."""
         url = self.server.url if self.server else ADDRESS
+        if " worker " in line:
+            self.master = f"127.0.0.1:{free_port()}"
         places = {ADDRESS: url, "http://192.0.2.9:8000": url, "192.0.2.7:5557": self.master}
         for there, here in places.items():
             line = line.replace(there, here)
