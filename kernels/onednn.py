@@ -54,17 +54,20 @@ def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
     return None
 
 
-def plain_rows(dtype: torch.dtype, in_features: int, out_features: int) -> int:
+def plain_rows(dtype: torch.dtype, in_features: int, out_features: int, has_activation: bool) -> int:
     """Return up to how many rows PyTorch's own product and a pass in place are faster than oneDNN's call.
 
     A oneDNN call costs some 15 us before it multiplies. By docs/results/onednn.json, in float32 the plain way wins up
-    to 300,000 multiplications while the weight has fewer than 262,144 elements, and no longer at 64 rows of 64x192
-    where a GELU follows, though it would without one (1.3 times); in bfloat16 only for 1 row of the smallest weights.
+    to 250,000 multiplications while the weight has fewer than 262,144 elements; without an activation, whose pass
+    costs as much as the call saves, up to 1,000,000 while it has at most 65,536. In bfloat16 it wins only for 1 row of
+    the smallest weights.
     """
     elements = in_features * out_features
-    if dtype == torch.float32:
-        return 300_000 // elements if elements < 262_144 else 0
-    return 1 if elements <= 8_192 else 0
+    if dtype != torch.float32:
+        return 1 if elements <= 8_192 else 0
+    if elements >= 262_144:
+        return 0
+    return (250_000 if has_activation or elements > 65_536 else 1_000_000) // elements
 
 
 def _wrong_fusion(dtype: torch.dtype) -> str | None:
@@ -126,7 +129,16 @@ class PackedLinear:
     Source: PyTorch's own use of the operators, torch/_inductor/fx_passes/mkldnn_fusion.py.
     """
 
-    __slots__ = ("_bias", "_packed", "_plain", "_plain_elements", "dtype", "in_features", "out_features")
+    __slots__ = (
+        "_bias",
+        "_packed",
+        "_plain",
+        "_plain_activated_elements",
+        "_plain_elements",
+        "dtype",
+        "in_features",
+        "out_features",
+    )
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         if weight.dtype not in DTYPES:
@@ -144,7 +156,10 @@ class PackedLinear:
             raise RuntimeError(f"PackedLinear: {reason}")
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS)
         # Compared with x.numel(), which spares a division; rows are few, so the copy is small as well.
-        self._plain_elements = plain_rows(weight.dtype, self.in_features, self.out_features) * self.in_features
+        self._plain_elements, self._plain_activated_elements = (
+            plain_rows(weight.dtype, self.in_features, self.out_features, has_activation) * self.in_features
+            for has_activation in (False, True)
+        )
         self._plain = weight.detach().clone(memory_format=torch.contiguous_format).T if self._plain_elements else None
         self._bias = None if bias is None else bias.detach().clone(memory_format=torch.contiguous_format)
 
@@ -168,11 +183,12 @@ class PackedLinear:
             raise ValueError(
                 f"PackedLinear: activation must be None or one of {', '.join(ACTIVATIONS)}, got {activation!r}"
             )
-        if self._plain is not None and x.numel() <= self._plain_elements:
-            product = self._plain_product(x, self._plain)
-            return product if activation is None else IN_PLACE[activation](product)
         if activation is None:
+            if self._plain is not None and x.numel() <= self._plain_elements:
+                return self._plain_product(x, self._plain)
             return _linear(x, self._packed, self._bias, "none", "")
+        if self._plain is not None and x.numel() <= self._plain_activated_elements:
+            return IN_PLACE[activation](self._plain_product(x, self._plain))
         attribute, algorithm = ACTIVATIONS[activation]
         result = _linear(x, self._packed, self._bias, attribute, algorithm)
         # oneDNN's relu makes NaN 0, which would hide it; this pass over a result still in cache costs under 1%.

@@ -1,5 +1,7 @@
+import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(onednn, "plain_rows", lambda *_: rows)
 
 
+RESULTS = Path(__file__).parents[2] / "docs" / "results" / "onednn.json"
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16, torch.float16) if unavailable(dtype) is None]
 SHAPES = [(1, 19, 57), (2, 64, 1), (5, 1, 33), (33, 57, 19), (129, 96, 160)]  # rows, in, out
 EAGER: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -300,20 +303,33 @@ def test_the_cpu_path_imports_no_triton() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "weight", "rows"),
+    ("dtype", "weight", "rows", "activated_rows"),
     [
-        (torch.float32, (64, 64), 73),
-        (torch.float32, (64, 192), 24),
-        (torch.float32, (128, 512), 4),
-        (torch.float32, (256, 768), 1),
-        (torch.float32, (256, 1024), 0),
-        (torch.float32, (768, 3072), 0),
-        (torch.bfloat16, (64, 64), 1),
-        (torch.bfloat16, (768, 3072), 0),
+        (torch.float32, (64, 64), 244, 61),
+        (torch.float32, (64, 192), 81, 20),
+        (torch.float32, (128, 512), 15, 3),
+        (torch.float32, (256, 768), 1, 1),
+        (torch.float32, (256, 1024), 0, 0),
+        (torch.float32, (768, 3072), 0, 0),
+        (torch.bfloat16, (64, 64), 1, 1),
+        (torch.bfloat16, (768, 3072), 0, 0),
     ],
     ids=str,
 )
 def test_only_products_too_small_to_repay_onednns_call_are_plain(
-    dtype: torch.dtype, weight: tuple[int, int], rows: int
+    dtype: torch.dtype, weight: tuple[int, int], rows: int, activated_rows: int
 ) -> None:
-    assert measured_plain_rows(dtype, *weight) == rows
+    assert measured_plain_rows(dtype, *weight, has_activation=False) == rows
+    assert measured_plain_rows(dtype, *weight, has_activation=True) == activated_rows
+
+
+def test_the_measured_choice_loses_little_to_the_other_one_anywhere() -> None:
+    medians: dict[tuple[str, str, tuple[int, int, int]], dict[str, float]] = defaultdict(dict)
+    for each in json.loads(RESULTS.read_text())["rows"]:
+        if each["op"] != "rms_norm" and not each["cold"]:
+            medians[each["dtype"], each["op"], tuple(each["shape"])][each["way"]] = each["median_us"]
+    assert len(medians) > 100
+    for (dtype, op, (rows, width_in, width_out)), ways in medians.items():
+        is_plain = rows <= measured_plain_rows(getattr(torch, dtype), width_in, width_out, "gelu" in op)
+        plain, packed = ways["plain"], ways[f"packed for {onednn.PACKING_ROWS}"]
+        assert (plain if is_plain else packed) <= 1.06 * min(plain, packed), (dtype, op, rows, width_in, width_out)

@@ -308,7 +308,7 @@ def test_a_model_too_small_for_post_ops_says_up_to_how_many_rows() -> None:
     small = load_engine("digits", backends=("fused",))
     small.warm_up(4)
     assert (
-        small.backends["fused"].note == "up to 24 rows every product is PyTorch's own, too small to repay oneDNN's call"
+        small.backends["fused"].note == "up to 20 rows every product is PyTorch's own, too small to repay oneDNN's call"
     )
 
 
