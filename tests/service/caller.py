@@ -43,6 +43,7 @@ class Caller:
         assert [frame.kind for frame in self.received()] == [Kind.HELLO]
 
     def send(self, *frames: Frame) -> None:
+        self._socket.setblocking(True)
         self._socket.sendall(b"".join(map(packed, frames)))
 
     def turn(self) -> None:
