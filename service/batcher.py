@@ -2,18 +2,31 @@
 
 Whatever waits when the engine falls idle is the next batch, so batches form by themselves under load, and a request
 that finds the worker idle is computed at once. `service.patience` says when it pays to give others a moment to join.
+
+A request of more rows than a batch holds is computed in several: batches of its own, until what is left fits beside
+others. What is left waits anew, behind all that has come by the next batch, so that nobody waits for more than one
+batch of such a request at a time, and that it has its turn however much comes.
 """
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
+from service.assembly import Assembly
+
 Client = TypeVar("Client")
+BEHIND_ALL_NS = 1 << 63
 
 
 @dataclass(slots=True)
 class Waiting(Generic[Client]):
-    """One request in the queue; times in nanoseconds of CLOCK_MONOTONIC."""
+    """One request in the queue, or a part of one; times in nanoseconds of CLOCK_MONOTONIC.
+
+    Attributes:
+        accepted_ns: when it was accepted; of the part of a request that waits anew, when it began to.
+        assembly: where the results of a request's parts come together; None for a whole one.
+        is_last: whether no other part of the request follows.
+    """
 
     client: Client
     request_id: int
@@ -23,6 +36,16 @@ class Waiting(Generic[Client]):
     accepted_ns: int
     deadline_ns: int
     is_cancelled: bool = False
+    assembly: Assembly | None = None
+    is_last: bool = True
+
+    def cut(self, rows: int) -> tuple["Waiting[Client]", "Waiting[Client]"]:
+        """Return its first `rows` rows, fewer than it has, and the others, as parts of one request; copies nothing."""
+        assembly = self.assembly or Assembly(self.accepted_ns)
+        payload = memoryview(self.payload)
+        size = len(payload) // self.rows * rows
+        first = replace(self, rows=rows, payload=payload[:size], assembly=assembly, is_last=False)
+        return first, replace(self, rows=self.rows - rows, payload=payload[size:], assembly=assembly)
 
 
 class Batcher(Generic[Client]):
@@ -32,6 +55,7 @@ class Batcher(Generic[Client]):
         self._queues: list[deque[Waiting[Client]]] = [deque() for _ in range(backends)]
         self._waiting: dict[tuple[Client, int], Waiting[Client]] = {}
         self._max_batch_rows = max_batch_rows
+        self._rest: Waiting[Client] | None = None  # of the request that the last batch is a part of
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -58,8 +82,11 @@ class Batcher(Generic[Client]):
         return min(waiting, key=lambda request: request.accepted_ns, default=None)
 
     def add(self, request: Waiting[Client]) -> None:
-        """Append a request of at most `max_batch_rows` rows to its backend's queue."""
-        self._queues[request.backend].append(request)
+        """Append a request to its backend's queue, before what is left of the one that the last batch is a part of."""
+        queue = self._queues[request.backend]
+        queue.append(request)
+        if self._rest is not None and len(queue) > 1 and queue[-2] is self._rest:
+            queue[-2], queue[-1] = request, self._rest
         self._waiting[request.client, request.request_id] = request
 
     def cancel(self, client: Client, request_id: int) -> bool:
@@ -68,6 +95,8 @@ class Batcher(Generic[Client]):
         if request is None:
             return False
         request.is_cancelled = True
+        if request.assembly is not None:
+            request.assembly.is_over = True
         return True
 
     def drop(self, client: Client) -> int:
@@ -80,9 +109,11 @@ class Batcher(Generic[Client]):
     def take(self, now_ns: int) -> tuple[list[Waiting[Client]], list[Waiting[Client]]]:
         """Remove and return the next batch, and the requests that expired before their turn.
 
-        The batch holds whole requests of one backend in the order they came, as many as fit `max_batch_rows`. It is
-        empty when nothing live waits.
+        The batch holds requests of one backend in the order they came, as many whole ones as fit `max_batch_rows`, or
+        as many rows of one that does not fit. It is empty when nothing live waits.
         """
+        if self._rest is not None:
+            self._rest.accepted_ns, self._rest = now_ns, None
         batch: list[Waiting[Client]] = []
         expired: list[Waiting[Client]] = []
         oldest: deque[Waiting[Client]] | None = None
@@ -100,8 +131,17 @@ class Batcher(Generic[Client]):
                 self._remove_first(oldest, batch)
                 room -= first.rows
             else:
+                if not batch:
+                    batch.append(self._cut_first(oldest))
                 break
         return batch, expired
+
+    def _cut_first(self, queue: deque[Waiting[Client]]) -> Waiting[Client]:
+        part, rest = queue.popleft().cut(self._max_batch_rows)
+        rest.accepted_ns = BEHIND_ALL_NS
+        queue.append(rest)
+        self._waiting[rest.client, rest.request_id] = self._rest = rest
+        return part
 
     def _remove_first(self, queue: deque[Waiting[Client]], into: list[Waiting[Client]]) -> None:
         request = queue.popleft()

@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from service.admission import Admission
 from service.backends import REFERENCE, Backends
-from service.errors import DrainingError, OverloadedError
+from service.errors import DrainingError
 from service.link import Deliver, DeliverProfile, WorkerLink
 from service.metrics import Metrics
 from service.pool import WorkerPool
@@ -47,16 +48,16 @@ class Dispatcher:
         sockets: Iterable[Path],
         backends: tuple[str, ...],
         state: SharedState,
-        max_queue_rows: int,
+        admission: Admission,
         timeout_s: float,
         metrics: Metrics,
     ) -> None:
         """Args are the workers' sockets, the server's backends in wire order, this process's bounds, its counters."""
         self.backends = Backends(backends, state, metrics)
-        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s)
+        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s, admission.counted_rows)
         self.state = state
         self.timeout_s = timeout_s
-        self._max_queue_rows = max_queue_rows
+        self._admission = admission
         self._metrics = metrics
 
     def _tell_load(self) -> None:
@@ -75,11 +76,7 @@ class Dispatcher:
         if self.state.is_draining:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
-        in_flight = self.pool.rows_in_flight
-        if in_flight + len(request.rows) > self._max_queue_rows:
-            raise OverloadedError(
-                f"the queue is full: {in_flight} rows in flight of at most {self._max_queue_rows}; try again later"
-            )
+        self._admission.admit(len(request.rows), self.pool.counted_in_flight, accepted_ns)
         link = self.pool.least_loaded()
         timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
         request_id = link.send(request.rows, number, accepted_ns, timeout_s, deliver)
@@ -101,7 +98,7 @@ class Dispatcher:
         Returns:
             Whether they were sent: not while the queue is filling, or while enough others are held.
         """
-        is_filling = 2 * self.pool.rows_in_flight > self._max_queue_rows
+        is_filling = self._admission.is_filling(self.pool.counted_in_flight)
         if self.state.is_draining or is_filling or self.pool.shadows >= MAX_SHADOWS:
             return False
         state = self.backends.states.get(REFERENCE)  # ready on a worker that is up

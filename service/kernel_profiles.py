@@ -29,7 +29,7 @@ class KernelProfiles:
     """Takes profiles in one HTTP process; the traces are those of all of them."""
 
     def __init__(self, dispatcher: Dispatcher, directory: Path, max_rows: int) -> None:
-        """`directory` is this server's own, the same for each process."""
+        """`directory` is this server's own, the same for each process; `max_rows` are what a batch may have."""
         self._dispatcher = dispatcher
         self._directory = directory
         self._max_rows = max_rows
@@ -48,7 +48,7 @@ class KernelProfiles:
         body = schemas.validate(ProfileBody, schemas.parse_json(await request.body()))
         rows = min(USUAL_ROWS, self._max_rows) if body.rows is None else body.rows
         if rows > self._max_rows:
-            raise TooLargeError(f"rows: expected at most {self._max_rows}, got {rows}")
+            raise TooLargeError(f"rows: expected at most {self._max_rows}, as many as a batch may have, got {rows}")
         backend = self._dispatcher.backends.default() if body.backend is None else body.backend
         state = self._dispatcher.state
         if not state.begin_profile():

@@ -30,7 +30,7 @@ class Result(NamedTuple):
     queue_ns: int  # from acceptance until its batch was taken
     batch_ns: int  # from there until the batch computed: being put together, and what was tried before
     compute_ns: int
-    batch_rows: int
+    batch_rows: int  # where it took several batches, of the largest, and the times are their sums
 
 
 Deliver = Callable[[Result | Exception], None]
@@ -59,10 +59,12 @@ class WorkerLink(asyncio.Protocol):
         on_change: Callable[[], None],
         on_load: Callable[[], None],
         timeout_s: float,
+        counted_rows: int,
     ) -> None:
         """`backends` are the server's, in wire order; `on_load` is told when rows came or went.
 
-        A worker that holds requests and answers none for `timeout_s` is logged.
+        A worker that holds requests and answers none for `timeout_s` is logged. A request counts as at most
+        `counted_rows` rows in `counted`.
         """
         self.name = name
         self._names = backends
@@ -74,6 +76,8 @@ class WorkerLink(asyncio.Protocol):
         self._quiet_since_ns = 0  # its last answer, or when it got something to answer, whichever is later
         self._is_silent = False  # and logged as that
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
+        self.counted = 0  # those of them that the queue's bound is of
+        self._counted_rows = counted_rows
         self.shadows = 0  # likewise
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -105,6 +109,7 @@ class WorkerLink(asyncio.Protocol):
         self._send(head, payload)
         self._await(request_id, _Pending(deliver, count, deadline_ns, timeout_s))
         self.rows += count
+        self.counted += min(count, self._counted_rows)
         return request_id
 
     def profile(self, rows: int, backend: int, trace: Path, timeout_s: float, deliver: DeliverProfile) -> int:
@@ -234,6 +239,7 @@ class WorkerLink(asyncio.Protocol):
                 log.error("%s: a result for a request that is not in flight", self.name)
                 continue
             self.rows -= pending.rows
+            self.counted -= min(pending.rows, self._counted_rows)
             self.shadows -= pending.is_shadow
             if pending.deliver is not None:
                 settle(pending, self._outcome(frame))
@@ -261,7 +267,7 @@ class WorkerLink(asyncio.Protocol):
         self.is_up = False
         self._on_change()
         pending, self._pending = self._pending, {}
-        self.rows = self.shadows = 0
+        self.rows = self.counted = self.shadows = 0
         if not self.lost.done():
             self.lost.set_result(None)
         if self._alarm is not None:

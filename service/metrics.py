@@ -41,9 +41,13 @@ class _Histogram(NamedTuple):
 
 
 REQUEST_SECONDS = _Histogram("mlp_request_seconds", "From a request's head to its reply, answered with 200.", SECONDS)
-QUEUE_SECONDS = _Histogram("mlp_queue_seconds", "From a request's acceptance to the start of its batch.", SECONDS)
-COMPUTE_SECONDS = _Histogram("mlp_compute_seconds", "A request's batch in the engine.", SECONDS)
-BATCH_ROWS = _Histogram("mlp_batch_rows", "Rows of the batch that a request was computed in.", ROWS)
+QUEUE_SECONDS = _Histogram(
+    "mlp_queue_seconds", "From a request's acceptance to its batch, and between its batches.", SECONDS
+)
+COMPUTE_SECONDS = _Histogram("mlp_compute_seconds", "A request's batch, or batches, in the engine.", SECONDS)
+BATCH_ROWS = _Histogram(
+    "mlp_batch_rows", "Rows of the batch that a request was computed in, the largest where it took several.", ROWS
+)
 REQUEST_HISTOGRAMS = (REQUEST_SECONDS, QUEUE_SECONDS, COMPUTE_SECONDS, BATCH_ROWS)
 SHADOW_DRIFT = _Histogram(
     "mlp_shadow_drift",

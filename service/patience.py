@@ -73,8 +73,10 @@ class Patience:
             self._arrived += 1
 
     def note_answers(self, backend: int, requests: int, rows: int, took_ns: int, now_ns: int) -> None:
-        """Take note of a batch whose answers have just been sent."""
+        """Take note of a batch, and of the requests whose answers have just been sent with it."""
         self._batch_times[backend].add(rows, took_ns)
+        if not requests:  # a part of one that more batches follow for: nobody is about to come back
+            return
         if self._answered:
             rate = min(1.0, self._arrived / self._answered)
             self._return_rate += EWMA_WEIGHT * (rate - self._return_rate)

@@ -23,16 +23,19 @@ class WorkerPool:
         state: SharedState,
         on_load: Callable[[], None],
         timeout_s: float,
+        counted_rows: int,
     ) -> None:
         """`backends` is told what the workers say; `on_load` is told when rows came or went.
 
-        A worker that holds requests and answers none for `timeout_s` is logged.
+        A worker that holds requests and answers none for `timeout_s` is logged. A request counts as at most
+        `counted_rows` rows in `counted_in_flight`.
         """
         self._sockets = list(sockets)
         self._backends = backends
         self._state = state
         self._on_load = on_load
         self._timeout_s = timeout_s
+        self._counted_rows = counted_rows
         self._links: list[WorkerLink | None] = [None] * len(self._sockets)
         self._up: list[WorkerLink] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -66,7 +69,7 @@ class WorkerPool:
     def link(self, index: int) -> WorkerLink:
         """Return a new link to the worker number `index`; it serves from its first frame on."""
         name = self._sockets[index].stem
-        link = WorkerLink(name, self._backends.names, self._refresh, self._on_load, self._timeout_s)
+        link = WorkerLink(name, self._backends.names, self._refresh, self._on_load, self._timeout_s, self._counted_rows)
         self._links[index] = link
         return link
 
@@ -103,6 +106,15 @@ class WorkerPool:
         for link in self._links:
             if link:
                 rows += link.rows
+        return rows
+
+    @property
+    def counted_in_flight(self) -> int:
+        """What the queue's bound is of: `rows_in_flight`, of each request no more than one counts as."""
+        rows = 0
+        for link in self._links:
+            if link:
+                rows += link.counted
         return rows
 
     @property

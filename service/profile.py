@@ -43,7 +43,8 @@ from service.wire import Kind, header
 from service.worker import WorkerServer
 
 SETTINGS = Settings.model_construct(spin_us=0)  # reads no environment
-RECORDED = ("model", "max_batch_rows", "timeout_s", "spin_us", "hold_share")
+RECORDED = ("model", "timeout_s", "spin_us", "hold_share")
+DEVICE = "cpu"
 CONNECTIONS = 32
 ROUNDS = 15
 TURNS = 40  # a round
@@ -152,7 +153,7 @@ async def measure(
     metrics = Metrics(backends, 1)
     sockets = [Path("worker-0.sock")]
     state = SharedState(1, len(backends))
-    dispatcher = Dispatcher(sockets, backends, state, settings.queue_rows(1), settings.timeout_s, metrics)
+    dispatcher = Dispatcher(sockets, backends, state, settings.admission(DEVICE), settings.timeout_s, metrics)
     body_bytes = settings.body_bytes(config.width_in)
     options = InferenceOptions(config.name, config.width_in, config.labels, settings.request_rows, body_bytes, None)
     inference = Inference(dispatcher, options, metrics)
@@ -166,7 +167,7 @@ async def measure(
     for end in (near, far):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
     listener = socket.socket(socket.AF_UNIX)
-    bounds = (settings.max_batch_rows, b"{}", settings.spin_us, settings.hold_share)
+    bounds = (settings.batch_rows(DEVICE), b"{}", settings.spin_us, settings.hold_share)
     worker = WorkerServer(listener, engine.run, backends, *bounds)
     clock.time(worker, "_run", "engine")
     worker.listener.adopt(near)
@@ -276,14 +277,17 @@ def profile() -> dict[str, Any]:
             }
             for stage in (*STAGES, "total", "turn")
         }
-    facts = conditions(torch.device("cpu"), torch.float32, torch.get_num_threads())
+    facts = conditions(torch.device(DEVICE), torch.float32, torch.get_num_threads())
     return {
         "unit": "us a request",
         "requests_a_turn": CONNECTIONS,
         "rounds": ROUNDS,
         "backend": BACKEND,
         "implementation": engine.backends[BACKEND].implementation,
-        "settings": SETTINGS.model_dump(mode="json", include=set(RECORDED)),
+        "settings": {
+            **SETTINGS.model_dump(mode="json", include=set(RECORDED)),
+            "max_batch_rows": SETTINGS.batch_rows(DEVICE),
+        },
         "wires": wires,
         "conditions": facts,
     }

@@ -25,6 +25,7 @@ Model = TypeVar("Model", bound=BaseModel)
 NUMBERS = frozenset({int, float})
 MAX_ID_CHARACTERS = 256
 MAX_DIMENSIONS = 16
+BATCH_ROWS_TOLD = "rows of the batch it was computed in; of the largest where it took several"
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FEW_NUMBERS = 1024  # up to which Python's own arithmetic is as quick as numpy's
 JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
@@ -73,10 +74,10 @@ class PredictBody(Body):
 class Timing(Body):
     """Where a request's time went."""
 
-    queue_ms: float = Field(description="from acceptance to the start of its batch")
-    compute_ms: float = Field(description="its batch in the engine")
+    queue_ms: float = Field(description="from acceptance to the start of its batch, and between its batches")
+    compute_ms: float = Field(description="its batch, or batches, in the engine")
     total_ms: float = Field(description="from the first byte read to the reply's encoding")
-    batch_rows: int = Field(description="rows of the batch it was computed in")
+    batch_rows: int = Field(description=BATCH_ROWS_TOLD)
 
 
 class PredictReply(Body):
@@ -109,10 +110,10 @@ class ComparedBackend(Body):
     """One backend's run of a comparison: what came back, or the error that did."""
 
     implementation: str | None = Field(None, description="what ran the rows: torch, inductor, onednn, triton")
-    queue_ms: float | None = Field(None, description="from its turn to the start of its batch")
-    compute_ms: float | None = Field(None, description="its batch in the engine")
+    queue_ms: float | None = Field(None, description="from its turn to the start of its batch, and between its batches")
+    compute_ms: float | None = Field(None, description="its batch, or batches, in the engine")
     total_ms: float | None = Field(None, description="from its turn to its result")
-    batch_rows: int | None = Field(None, description="rows of the batch it was computed in")
+    batch_rows: int | None = Field(None, description=BATCH_ROWS_TOLD)
     max_abs_diff: float | None = Field(None, description="the largest difference of any number from the reference's")
     max_rel_diff: float | None = Field(
         None, description="the largest difference relative to the reference's largest number of the same row"
@@ -138,7 +139,9 @@ class CompareReply(Body):
 class ProfileBody(Body):
     """Body of `POST /profile`."""
 
-    rows: int | None = Field(None, ge=1, description="rows of a forward pass; left out: 64, or the most there may be")
+    rows: int | None = Field(
+        None, ge=1, description="rows of a forward pass, at most a batch's; left out: 64, or a batch's"
+    )
     backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
 
 
@@ -180,6 +183,7 @@ class ModelReply(Body):
     dtype: str = Field(description="what weights and activations are held in")
     device: str = Field(description="cpu or cuda")
     max_request_rows: int = Field(description="most rows in one request")
+    max_batch_rows: int = Field(description="most rows computed at once; a request of more takes several batches")
 
 
 class BackendBody(Body):

@@ -63,7 +63,7 @@ class Server:
             threads=threads,
             backends=settings.backends,
             default_backend=settings.default_backend,
-            max_batch_rows=settings.max_batch_rows,
+            max_batch_rows=settings.batch_rows(self.device),
             spin_us=settings.spin_us,
             hold_share=settings.hold_share,
             log_format=settings.log_format,
@@ -87,7 +87,7 @@ class Server:
             self.sockets,
             settings.backends,
             self.state,
-            settings.queue_rows(devices) // settings.api_servers,
+            settings.admission(self.device, devices),
             settings.timeout_s,
             self.metrics,
         )
@@ -112,7 +112,7 @@ class Server:
             config,
             self.metrics,
             Comparison(dispatcher, options, self.metrics, guard),
-            KernelProfiles(dispatcher, traces, settings.request_rows),
+            KernelProfiles(dispatcher, traces, settings.batch_rows(self.device)),
         )
         add_page(app, self._model_reply())
         describe(app, NAME, VERSION)
@@ -142,6 +142,7 @@ class Server:
             dtype=self.dtype,
             device=self.device,
             max_request_rows=self.settings.request_rows,
+            max_batch_rows=self.settings.batch_rows(self.device),
         )
 
     def _make_traces(self) -> "Traces":

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, Pydanti
 from pydantic_settings.exceptions import SettingsError
 
 from models.errors import MLPError
+from service.admission import Admission
 from service.shared_state import LEAST_SHARE
 
 BACKENDS = ("eager", "compiled", "fused")
@@ -23,7 +24,12 @@ OTLP_TRACES_VARIABLE = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 BASE_URL = f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH} is added"
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what the value of a header cannot hold
 WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to which nothing is added"
-
+# Rows of a batch by device. On a CPU 256 take as long a row as 1024 do (docs/results/bench-cpu-*.json) and a quarter of
+# the memory and of the wait; on a GPU, where nothing is measured yet, as many as it may need to be busy.
+BATCH_ROWS = {"cpu": 256, "cuda": 1024}
+REQUEST_ROWS = 1024
+BURST_ROWS = 2048  # that the queue takes, for each worker, when it was empty
+MOST_ROWS = 1 << 20
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -121,8 +127,19 @@ class Settings(BaseSettings):
     default_backend: str = Field(
         "auto", description="backend of requests that name none; auto: fused where available, else compiled, else eager"
     )
-    max_batch_rows: int = Field(1024, ge=1, le=1 << 20, description="most rows computed at once")
-    max_request_rows: int | None = Field(None, ge=1, description="most rows in one request; unset: max-batch-rows")
+    max_batch_rows: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_ROWS,
+        description=f"most rows computed at once; unset: {BATCH_ROWS['cpu']} on a CPU, {BATCH_ROWS['cuda']} on cuda",
+    )
+    max_request_rows: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_ROWS,
+        description="most rows in one request, which takes several batches where it has more than one holds; unset: "
+        f"max-batch-rows where that is set, else {REQUEST_ROWS}",
+    )
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
@@ -133,7 +150,9 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
-        "requests get 429; unset: two batches a worker, one that computes and one that waits",
+        "requests get 429; unset: two batches a worker, one that computes and one that waits, where a request counts "
+        f"as one batch at most, and, where max-batch-rows is unset too, {BURST_ROWS} rows a worker in a burst on an "
+        "empty queue",
     )
     timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
@@ -254,10 +273,6 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"default_backend: expected auto or one of {', '.join(self.backends)}, got {self.default_backend!r}"
             )
-        if self.request_rows > self.max_batch_rows:
-            raise ValueError(
-                f"max_request_rows: expected at most max-batch-rows, {self.max_batch_rows}, got {self.max_request_rows}"
-            )
         strangers = sorted(self.canary_weights.keys() - set(self.backends))
         if strangers:
             raise ValueError(f"canary: expected shares of {', '.join(self.backends)}, got one of {strangers[0]!r}")
@@ -291,16 +306,36 @@ class Settings(BaseSettings):
         """Each canary's share of the requests that name no backend."""
         return shares(self.canary or "") or {}
 
+    def batch_rows(self, device: str) -> int:
+        """Return the most rows computed at once on a device, cpu or cuda."""
+        return BATCH_ROWS[device] if self.max_batch_rows is None else self.max_batch_rows
+
     @property
     def request_rows(self) -> int:
         """Most rows in one request."""
-        return self.max_batch_rows if self.max_request_rows is None else self.max_request_rows
+        if self.max_request_rows is not None:
+            return self.max_request_rows
+        return REQUEST_ROWS if self.max_batch_rows is None else self.max_batch_rows
 
-    def queue_rows(self, devices: int = 1) -> int:
-        """Most rows in flight, where `devices` devices have `workers` workers each."""
+    def queue_rows(self, device: str, devices: int = 1) -> int:
+        """Return the most rows in flight under lasting load, where `devices` devices have `workers` workers each."""
         if self.max_queue_rows is not None:
             return self.max_queue_rows
-        return max(2 * self.max_batch_rows * self.workers * devices, self.request_rows * self.api_servers)
+        batch_rows = self.batch_rows(device)
+        return max(2 * batch_rows * self.workers * devices, min(self.request_rows, batch_rows) * self.api_servers)
+
+    def admission(self, device: str, devices: int = 1) -> Admission:
+        """Return what bounds the queue of each HTTP process, where `devices` devices have `workers` workers each.
+
+        Where the bound is set, it holds whatever comes, and all rows of a request count. Where it is not, those of one
+        batch do: more of them wait, but nobody waits for more, since others have their turn between two batches of one
+        request. And where no batch is set either, there may be bursts.
+        """
+        bound, is_set = self.queue_rows(device, devices), self.max_queue_rows is not None
+        counted = self.request_rows if is_set else min(self.request_rows, self.batch_rows(device))
+        is_burst_taken = not is_set and self.max_batch_rows is None
+        burst = max(0, BURST_ROWS * self.workers * devices - bound) if is_burst_taken else 0
+        return Admission(bound // self.api_servers, counted, burst // self.api_servers)
 
     def body_bytes(self, width: int) -> int:
         """Most bytes in one request body, for a model that takes rows of `width` numbers."""

@@ -10,6 +10,8 @@ and nothing of OpenTelemetry's SDK is loaded. A request's spans are made once it
       compute              its batch in the engine
       encode               writing the reply
 
+Of a request that took several batches, `queue`, `batch` and `compute` are the sums of theirs.
+
 One that fails, or whose caller goes away before the reply, has the first span alone.
 
 Source: https://opentelemetry.io/docs/specs/semconv/http/http-spans/.

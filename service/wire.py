@@ -51,7 +51,8 @@ class Frame(NamedTuple):
         start_ns: INFER, SHADOW: when the request was accepted. RESULT: how long it waited for its batch.
         end_ns: INFER, SHADOW, PROFILE: the deadline. RESULT: how long its batch computed.
         batch_rows: RESULT: rows of the batch it was computed in.
-        batch_ns: RESULT: from the batch's being taken out of the queue to its computing.
+        batch_ns: RESULT: from the batch's being taken out of the queue to its computing. Of several batches that one
+            request took, `batch_rows` is the largest one's, and the times are sums.
         payload: the bytes.
     """
 

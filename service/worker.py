@@ -66,8 +66,9 @@ class WorkerServer:
     """Reads requests from API processes, computes batches, writes results.
 
     A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more. A
-    shadow is computed, alone, in a turn that has nothing else to do. Where batches go through a `Staging`, a turn hands
-    one over and answers another, and neither a pass nor a shadow runs while any is in the air.
+    shadow is computed, alone and as many rows as a batch may have, in a turn that has nothing else to do. Where batches
+    go through a `Staging`, a turn hands one over and answers another, and neither a pass nor a shadow runs while any is
+    in the air.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class WorkerServer:
         self._select = self.listener.select
         self._run = run
         self._backends = backends
+        self._max_batch_rows = max_batch_rows
         self._batcher: Batcher[Client] = Batcher(len(backends), max_batch_rows)
         self._flights = (
             Flights(staging, backends, self._answer, self._compute_in_parts) if staging is not None else None
@@ -143,7 +145,9 @@ class WorkerServer:
                 return
         first = self._batcher.first
         if first is not None and not self._is_stopping:
-            self._held_until_ns = self.patience.until_ns(first.backend, self._batcher.rows(first.backend))
+            rows = self._batcher.rows(first.backend)
+            is_full = rows >= self._max_batch_rows
+            self._held_until_ns = 0 if is_full else self.patience.until_ns(first.backend, rows)
             if time.monotonic_ns() < self._held_until_ns:
                 return
         is_idle = not ready and first is None and not is_flying
@@ -253,6 +257,9 @@ class WorkerServer:
 
     def _compute_shadow(self) -> None:
         shadow = self._shadows.popleft()
+        if shadow.rows > self._max_batch_rows:
+            shadow, rest = shadow.cut(self._max_batch_rows)
+            self._shadows.appendleft(rest)
         now_ns = time.monotonic_ns()
         try:
             if shadow.deadline_ns <= now_ns:
@@ -260,7 +267,7 @@ class WorkerServer:
             result = self._timed_run([shadow])
         except Exception as error:
             self._check_device(error)
-            self._send_error(shadow, error)
+            self._fail(shadow, error)
         else:
             self._send_results([shadow], now_ns, *result)
 
@@ -285,7 +292,7 @@ class WorkerServer:
         batch, expired = self._batcher.take(taken_ns)
         late = DeadlineExceededError("the deadline passed while the request waited for its batch")
         for request in expired:
-            self._send_error(request, late)
+            self._fail(request, late)
         if batch:
             self._streak.add(len(batch) == 1)
             self._compute(batch, taken_ns)
@@ -307,7 +314,7 @@ class WorkerServer:
         """So that a request at fault fails alone, and that what is too much at once may still fit in parts."""
         self._check_device(error)
         if len(batch) == 1:
-            self._send_error(batch[0], error)
+            self._fail(batch[0], error)
             return
         parts = 2 if isinstance(error, OutOfMemoryError) else len(batch)
         size = -(-len(batch) // parts)
@@ -322,8 +329,9 @@ class WorkerServer:
     def _answer(
         self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
     ) -> None:
-        rows = self._send_results(batch, taken_ns, start_ns, took_ns, outputs)
-        self.patience.note_answers(batch[0].backend, len(batch), rows, took_ns, time.monotonic_ns())
+        answered = self._send_results(batch, taken_ns, start_ns, took_ns, outputs)
+        rows = sum(request.rows for request in batch)
+        self.patience.note_answers(batch[0].backend, answered, rows, took_ns, time.monotonic_ns())
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch
@@ -339,31 +347,41 @@ class WorkerServer:
     def _send_results(
         self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
     ) -> int:
-        """Send each its own, and return the rows of all."""
+        """Send each its own, keep those of a request that more batches follow for; return how many are answered."""
         batch_rows = sum(request.rows for request in batch)
         batch_ns = start_ns - taken_ns
         row_bytes = len(outputs) // batch_rows
         owed: defaultdict[Client, list[bytes | memoryview]] = defaultdict(list)
-        at = 0
+        at = answered = 0
         for request in batch:
             size = request.rows * row_bytes
-            waited_ns = max(0, taken_ns - request.accepted_ns)
-            head = header(
-                Kind.RESULT,
-                request.request_id,
-                size,
-                request.backend,
-                request.rows,
-                waited_ns,
-                took_ns,
-                batch_rows,
-                batch_ns,
-            )
-            owed[request.client] += (head, outputs[at : at + size])
+            results = outputs[at : at + size]
             at += size
+            times = (max(0, taken_ns - request.accepted_ns), took_ns, batch_rows, batch_ns)
+            whole = request.assembly
+            if whole is not None:
+                if whole.is_over:
+                    continue
+                whole.add(results, taken_ns, start_ns, took_ns, batch_rows)
+                if not request.is_last:
+                    continue
+                results, size = memoryview(whole.outputs), len(whole.outputs)
+                times = (whole.waited_ns, whole.took_ns, whole.batch_rows, whole.batch_ns)
+            head = header(Kind.RESULT, request.request_id, size, request.backend, size // row_bytes, *times)
+            owed[request.client] += (head, results)
+            answered += 1
         for client, parts in owed.items():
             self.listener.send(client, b"".join(parts))
-        return batch_rows
+        return answered
+
+    def _fail(self, request: Waiting[Client], error: BaseException) -> None:
+        """Answer a request with an error, once, and compute no more of it."""
+        if request.assembly is not None:
+            if request.assembly.is_over:
+                return
+            request.assembly.is_over = True
+            self._cancel(request.client, request.request_id)
+        self._send_error(request, error)
 
     def _send_error(self, request: Asked, error: BaseException) -> None:
         code = code_of(error)

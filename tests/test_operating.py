@@ -191,7 +191,7 @@ def test_the_service_and_the_autoscaler_reach_the_deployment() -> None:
     assert "replicas" not in deployment["spec"]  # the autoscaler's to say
     (pods,) = [each["pods"] for each in autoscaler["metrics"] if each["type"] == "Pods"]
     assert pods["metric"]["name"] in {each.name for each in Metrics(("eager",), 1).collect() if each.type == "gauge"}
-    assert int(pods["target"]["averageValue"]) == load([]).queue_rows() // 4
+    assert int(pods["target"]["averageValue"]) == load([]).queue_rows("cpu") // 4
 
 
 def test_prometheus_is_pointed_at_the_metrics(client: httpx.Client) -> None:

@@ -21,8 +21,8 @@ export class Profiles {
   }
 
   take(model) {
-    at("profile-rows").max = model.max_request_rows;
-    at("profile-rows").value = Math.min(64, model.max_request_rows);
+    at("profile-rows").max = model.max_batch_rows;
+    at("profile-rows").value = Math.min(64, model.max_batch_rows);
   }
 
   async #run() {

@@ -89,7 +89,9 @@ export class Request {
     for (const part of ["queue", "batch", "compute", "encode"]) parts[part] = Number(headers.get(`x-${part}-us`)) / 1e3;
     parts.wire = Math.max(0, elapsed_ms - Object.values(parts).reduce((sum, part) => sum + part, 0));
     const result = { name: reply.backend, ...reply };
-    const batch = reply.timing.batch_rows === 1 ? "alone" : `in a batch of ${number(reply.timing.batch_rows)} rows`;
+    const { batch_rows } = reply.timing;
+    const several = rows.length > batch_rows ? `in batches of up to ${number(batch_rows)} rows` : null;
+    const batch = several ?? (batch_rows === 1 ? "alone" : `in a batch of ${number(batch_rows)} rows`);
     const who = `${reply.backend} (${reply.implementation})`;
     say(at("answer"), `${who}: ${said(result, rows.length)} after ${duration(elapsed_ms)}, computed ${batch}.`);
     this.#showTimes([{ name: reply.backend, parts }], "the whole as this browser measured it");

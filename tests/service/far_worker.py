@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from models.engine import BackendStatus
+from service.admission import Admission
 from service.dispatch import Dispatcher
 from service.link import WorkerLink
 from service.metrics import Metrics
@@ -39,11 +40,12 @@ def looped(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
 class FarWorker:
     """A dispatcher, and the worker's end of its one connection."""
 
-    def __init__(self, timeout_s: float = 30.0) -> None:
+    def __init__(self, timeout_s: float = 30.0, counted_rows: int = MAX_QUEUE_ROWS) -> None:
         self.metrics = Metrics(BACKENDS, 1)
         self.state = SharedState(1, len(BACKENDS))
         sockets = [Path("worker-0.sock")]
-        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, MAX_QUEUE_ROWS, timeout_s, self.metrics)
+        admission = Admission(MAX_QUEUE_ROWS, counted_rows)
+        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, admission, timeout_s, self.metrics)
         self.link: WorkerLink
         self._transport: NullTransport
         self.link, self._transport = connected(

@@ -58,6 +58,27 @@ async def test_what_cannot_be_served_is_not_admitted() -> None:
 
 
 @looped
+async def test_a_large_request_counts_as_one_batch_towards_the_bound() -> None:
+    far = FarWorker(counted_rows=MAX_QUEUE_ROWS // 2)
+    rows = MAX_QUEUE_ROWS // 2 + 5
+    first, _ = submit(far, rows), submit(far, rows)
+    for beyond in (1, rows):
+        with pytest.raises(OverloadedError, match=f"{MAX_QUEUE_ROWS} rows in flight of at most {MAX_QUEUE_ROWS}"):
+            submit(far, beyond)
+    sent = await far.sent()
+    assert (len(sent), far.metric("mlp_queue_rows")) == (2, 2 * rows)
+    assert not far.dispatcher.shadow(ROWS, lambda _: None)
+    far.answer(sent[0], np.zeros((rows, 2), dtype=np.float32))
+    assert [type(outcome) for outcome in first] == [Result]
+    assert far.dispatcher.shadow(ROWS, lambda _: None)  # half of the bound counts, whatever the rows are
+    submit(far, MAX_QUEUE_ROWS // 2)
+    with pytest.raises(OverloadedError):
+        submit(far)
+    far.link.connection_lost(None)
+    assert far.dispatcher.pool.counted_in_flight == 0
+
+
+@looped
 async def test_without_a_worker_nothing_is_admitted_nor_run_again() -> None:
     far = FarWorker()
     outcomes = submit(far)

@@ -15,7 +15,7 @@ from models.backends.eager import Eager
 from models.engine import Engine, load_engine
 from models.errors import DeviceLostError, OutOfMemoryError
 from models.gpu.plan import write_model
-from models.staging import HostStreams, Staging, Streams
+from models.staging import HostStreams, Passage, Staging, Streams
 from service.batcher import Waiting
 from service.flights import Flights
 from service.wire import Frame, Kind
@@ -68,7 +68,8 @@ def test_each_gets_its_own_rows_whatever_the_device_does_first(connect: Connect,
         got: list[Frame] = []
         for number in range(1, 61):
             expected.append(number)
-            caller.send(infer(number, rows=chosen.randint(1, MAX_ROWS), backend=chosen.randint(0, 1)))
+            rows = chosen.choice((1, 2, 3, 4, 5, 11))  # the ring takes no more than MAX_ROWS at a time
+            caller.send(infer(number, rows=rows, backend=chosen.randint(0, 1)))
             if chosen.random() < 0.5:
                 caller.turn()
             while streams.ready and chosen.random() < 0.7:
@@ -196,6 +197,60 @@ def test_a_run_that_raises_fails_the_request_at_fault_alone(
     assert_answered(engine, frames)
     assert refused == [4, 1]  # together with the others, and alone
     assert len(caller.worker._flights._staging._free) == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@pytest.mark.parametrize("batches", [3, 5])
+def test_a_large_request_with_a_batch_that_fails_is_told_once_whatever_of_it_is_in_the_air(
+    connect: Connect, engine: Engine, monkeypatch: pytest.MonkeyPatch, batches: int, failing: int
+) -> None:
+    result = Passage.result
+    at_fault: list[Passage] = []
+
+    def fails(passage: Passage) -> Tensor:
+        if len(at_fault) < failing:
+            at_fault.append(passage)
+            raise RuntimeError("at fault")
+        return result(passage)
+
+    monkeypatch.setattr(Passage, "result", fails)
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(infer(1, rows=batches * MAX_ROWS))
+    for _ in range(3):
+        caller.turn()
+    assert in_air(caller) == 3
+    streams.synchronize()
+    caller.turn()
+    (told,) = caller.received()
+    assert bytes(told.payload) == b"internal\nRuntimeError: at fault"
+    assert (in_air(caller), len(caller.worker._batcher)) == (0, 0)
+    caller.send(infer(2))
+    while in_air(caller) == 0:
+        caller.turn()
+    streams.synchronize()
+    caller.turn()
+    assert_answered(engine, caller.received())
+
+
+@pytest.mark.parametrize(("batches", "kind"), [(3, Kind.RESULT), (4, Kind.CANCELLED)])
+def test_a_large_request_is_cancelled_while_some_of_it_waits_and_answered_once_all_is_in_the_air(
+    connect: Connect, batches: int, kind: Kind
+) -> None:
+    streams = LazyStreams()
+    caller = connect(streams)
+    caller.send(infer(1, rows=batches * MAX_ROWS))
+    for _ in range(3):
+        caller.turn()
+    caller.send(Frame(Kind.CANCEL, 1, b""))
+    caller.turn()
+    streams.synchronize()
+    caller.turn()
+    (frame,) = caller.received()
+    assert (frame.kind, frame.rows) == (kind, batches * MAX_ROWS if kind == Kind.RESULT else 0)
+    assert in_air(caller) == 0
+    assert caller.worker._flights is not None
+    assert len(caller.worker._flights._staging._free) == 3
 
 
 def turn_until_told(caller: Caller) -> None:

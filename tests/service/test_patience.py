@@ -43,6 +43,16 @@ def test_callers_who_come_back_at_once_are_waited_for_where_a_batch_costs_little
     assert now_ns + LEAST_NS < until_ns <= now_ns + weights_bound(1)
 
 
+def test_a_batch_that_answers_nobody_teaches_its_time_and_lets_nobody_be_expected() -> None:
+    patience, now_ns = worker(weights_bound, comes_back=True)
+    patience.note_arrival(now_ns + 1000)
+    until_ns = patience.until_ns(0, rows=1)
+    patience.note_answers(0, 0, 8, weights_bound(8), now_ns + weights_bound(8))
+    assert patience.until_ns(0, rows=1) == until_ns
+    patience.note_answers(1, 0, 8, 123, now_ns)
+    assert patience._batch_times[1]._means == {(8).bit_length(): (8.0, 123.0)}
+
+
 def test_a_request_that_finds_the_worker_idle_is_held_back_by_nobody() -> None:
     patience, answered_ns = worker(weights_bound, comes_back=True)
     later_ns = answered_ns + weights_bound(8)

@@ -49,7 +49,7 @@ def test_requests_go_to_the_least_loaded_worker_and_one_that_comes_back_is_found
         state = SharedState(1, 1)
         backends = Backends(("eager",), state, Metrics(("eager",), 1))
         sockets = [tmp_path / f"worker-{index}.sock" for index in range(2)]
-        pool = WorkerPool(sockets, backends, state, lambda: None, 30.0)
+        pool = WorkerPool(sockets, backends, state, lambda: None, 30.0, 8)
         with pytest.raises(NotReadyError):
             pool.least_loaded()
         pool.start(0)

@@ -78,7 +78,7 @@ def test_the_document_tells_what_was_measured_whatever_the_environment_says(
     assert (document["backend"], document["implementation"]) == ("fused", "onednn")
     assert document["settings"] == {
         "model": "digits",
-        "max_batch_rows": 1024,
+        "max_batch_rows": 256,
         "timeout_s": 30.0,
         "spin_us": 0,
         "hold_share": Settings.model_fields["hold_share"].default,

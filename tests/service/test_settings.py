@@ -3,6 +3,7 @@ import os
 import pytest
 
 from service import settings
+from service.errors import OverloadedError
 from service.settings import Settings, SettingsValueError
 
 
@@ -85,7 +86,8 @@ def test_canaries_are_backends_and_their_shares() -> None:
             ["--backends", "eager", "--default-backend", "fused"],
             r"--default-backend .*auto or one of eager, got 'fused'",
         ),
-        (["--max-request-rows", "2000"], r"--max-request-rows .*at most max-batch-rows, 1024, got 2000"),
+        (["--max-batch-rows", "2000000"], r"--max-batch-rows .*expected a number of at most 1048576, got 2000000$"),
+        (["--max-request-rows", "2000000"], r"--max-request-rows .*expected a number of at most 1048576, got 2000000$"),
         (["--max-queue-rows", "10"], r"--max-queue-rows .*at least max-request-rows times api-servers, 1024, got 10"),
         (["--timeout-s", "0"], r"--timeout-s \(MLP_TIMEOUT_S\): expected a number greater than 0, got 0$"),
         (["--threads", "3", "--workers", "2"], r"--threads .*workers x threads of at most 4.*, got 2 x 3"),
@@ -207,15 +209,80 @@ def test_every_setting_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "devices", "rows"),
+    ("flags", "batch_on_cpu", "batch_on_cuda", "request_rows"),
     [
-        ([], 1, 2048),
-        (["--workers", "2"], 2, 8192),
-        (["--max-batch-rows", "8"], 1, 16),
-        (["--api-servers", "4"], 1, 4096),
-        (["--max-queue-rows", "5000"], 2, 5000),
+        ([], 256, 1024, 1024),
+        (["--max-batch-rows", "8"], 8, 8, 8),
+        (["--max-batch-rows", "4096"], 4096, 4096, 4096),
+        (["--max-request-rows", "5000"], 256, 1024, 5000),
+        (["--max-batch-rows", "8", "--max-request-rows", "20"], 8, 8, 20),
+        (["--max-batch-rows", "20", "--max-request-rows", "8"], 20, 20, 8),
     ],
     ids=str,
 )
-def test_the_queue_holds_two_batches_a_worker_unless_told(flags: list[str], devices: int, rows: int) -> None:
-    assert settings.load(flags).queue_rows(devices) == rows
+def test_a_request_may_hold_as_many_rows_as_a_batch_that_is_set_and_more_than_one_where_neither_is(
+    flags: list[str], batch_on_cpu: int, batch_on_cuda: int, request_rows: int
+) -> None:
+    chosen = settings.load(flags)
+    assert (chosen.batch_rows("cpu"), chosen.batch_rows("cuda")) == (batch_on_cpu, batch_on_cuda)
+    assert chosen.request_rows == request_rows
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "devices", "rows"),
+    [
+        ([], "cpu", 1, 512),
+        ([], "cuda", 1, 2048),
+        (["--workers", "2"], "cuda", 2, 8192),
+        (["--max-batch-rows", "8"], "cpu", 1, 16),
+        (["--max-batch-rows", "8", "--max-request-rows", "100"], "cpu", 1, 16),
+        (["--max-batch-rows", "100", "--max-request-rows", "8"], "cpu", 1, 200),
+        (["--api-servers", "4"], "cpu", 1, 1024),
+        (["--max-queue-rows", "5000"], "cuda", 2, 5000),
+    ],
+    ids=str,
+)
+def test_the_queue_holds_two_batches_a_worker_unless_told(
+    flags: list[str], device: str, devices: int, rows: int
+) -> None:
+    assert settings.load(flags).queue_rows(device, devices) == rows
+
+
+def admitted(flags: list[str], rows: int, devices: int = 1) -> int:
+    """How many requests an HTTP process lets in at once."""
+    chosen = settings.load(flags)
+    admission, count = chosen.admission("cpu", devices), 0
+    try:
+        while True:
+            admission.admit(rows, count * min(rows, admission.counted_rows), now_ns=0)
+            count += 1
+    except OverloadedError:
+        return count
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows", "count"),
+    [
+        ([], 1, 2048),
+        ([], 1024, 8),
+        (["--workers", "2"], 16, 256),
+        (["--workers", "2", "--api-servers", "2"], 16, 128),
+        (["--api-servers", "4"], 1, 512),
+        (["--max-batch-rows", "256"], 1, 512),
+        (["--max-batch-rows", "8"], 3, 5),
+        (["--max-batch-rows", "8", "--max-request-rows", "100"], 100, 2),
+        (["--max-request-rows", "10"], 10, 51 + 153),
+        (["--max-queue-rows", "1024"], 1, 1024),
+        (["--max-queue-rows", "1024"], 1024, 1),
+        (["--max-queue-rows", "1030", "--max-request-rows", "500"], 500, 2),
+    ],
+    ids=str,
+)
+def test_a_burst_is_let_in_and_every_row_counts_where_the_queues_bound_is_set(
+    flags: list[str], rows: int, count: int
+) -> None:
+    assert admitted(flags, rows) == count
+
+
+def test_bursts_grow_with_the_devices() -> None:
+    assert admitted([], 1, devices=2) == 2 * admitted([], 1)

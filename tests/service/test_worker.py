@@ -1,5 +1,6 @@
 """One worker's loop, turned by hand, with a caller at the other end of a real socket."""
 
+import copy
 import socket
 import threading
 import time
@@ -13,6 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.numerics import disagreement
+from models.engine import load_engine
 from models.errors import OutOfMemoryError
 from service import worker
 from service.wire import Frame, Kind
@@ -89,6 +92,20 @@ def test_a_request_is_held_back_until_those_who_were_answered_with_it_are_back(c
     assert [(frame.request_id, frame.batch_rows) for frame in caller.received()] == [(1, 2), (2, 2)]
 
 
+def test_a_batch_that_is_full_is_held_back_for_nobody(connect: Connect) -> None:
+    caller = connect(echo, max_batch_rows=4, hold_share=1.0)
+    patience = caller.worker.patience
+    for rows in [1, 8] * 20:  # batches that take an hour whatever they hold
+        patience.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
+        for _ in range(rows):
+            patience.note_arrival(time.monotonic_ns())
+    patience.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
+    assert patience.until_ns(0, 4) > time.monotonic_ns()
+    caller.send(infer(1, rows=4))
+    caller.turn()
+    assert [frame.request_id for frame in caller.received()] == [1]
+
+
 def test_a_cancelled_request_leaves_the_queue_uncomputed(connect: Connect) -> None:
     caller = connect(echo)
     caller.send(infer(1), infer(2, rows=5), Frame(Kind.CANCEL, 2, b""), Frame(Kind.CANCEL, 99, b""))
@@ -141,6 +158,160 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts_and_what_never_fits_is_t
     caller.send(infer(11))
     caller.turn()
     assert [frame.kind for frame in caller.received()] == [Kind.RESULT]
+
+
+class Sizes:
+    """An engine that writes down how many rows it is given, and does something else at each run."""
+
+    def __init__(self, *meanwhile: Callable[[], None]) -> None:
+        self.seen: list[int] = []
+        self._meanwhile = meanwhile
+
+    def run(self, rows: Tensor, backend: str) -> Tensor:
+        self.seen.append(len(rows))
+        if len(self.seen) <= len(self._meanwhile):
+            self._meanwhile[len(self.seen) - 1]()
+        return echo(rows, backend)
+
+
+def nothing() -> None:
+    pass
+
+
+def drained(caller: Caller) -> list[Frame]:
+    """Turn until nothing waits, and return what came."""
+    caller.turn()
+    while len(caller.worker._batcher):
+        caller.turn()
+    return caller.received()
+
+
+def numbered(request_id: int, rows: int) -> Frame:
+    """A request each of whose numbers is another one."""
+    return infer(request_id, rows)._replace(payload=np.arange(2 * rows, dtype=np.float32).tobytes())
+
+
+def test_a_request_of_more_rows_than_a_batch_is_computed_in_several_and_answered_whole(connect: Connect) -> None:
+    sizes = Sizes()
+    caller = connect(sizes.run, max_batch_rows=4)
+    sent = numbered(1, rows=11)
+    caller.send(sent)
+    caller.turn()
+    assert caller.worker.patience._answered == 0  # nobody is about to come back
+    (frame,) = drained(caller)
+    assert (sizes.seen, caller.worker.patience._answered) == ([4, 4, 3], 1)
+    assert (frame.kind, frame.request_id, frame.rows, frame.batch_rows) == (Kind.RESULT, 1, 11, 4)
+    assert bytes(frame.payload) == sent.payload
+
+
+def test_small_requests_wait_for_one_batch_of_a_large_one_and_its_last_rows_share_theirs(connect: Connect) -> None:
+    sizes = Sizes(lambda: caller.send(infer(2), infer(3, rows=2)), nothing, lambda: caller.send(infer(4)))
+    caller = connect(sizes.run, max_batch_rows=4)
+    caller.send(numbered(1, rows=10))
+    frames = drained(caller)
+    assert sizes.seen == [4, 3, 4, 3]
+    assert [(frame.request_id, frame.rows, frame.batch_rows) for frame in frames] == [
+        (2, 1, 3),
+        (3, 2, 3),
+        (4, 1, 3),
+        (1, 10, 4),
+    ]
+    assert bytes(frames[-1].payload) == numbered(1, rows=10).payload
+
+
+def test_the_times_of_several_batches_add_up(connect: Connect) -> None:
+    def sleeps(rows: Tensor, backend: str) -> Tensor:
+        time.sleep(0.02)
+        return echo(rows, backend)
+
+    caller = connect(sleeps, max_batch_rows=4)
+    sent_ns = time.monotonic_ns()
+    caller.send(infer(1, rows=12))
+    (frame,) = drained(caller)
+    assert frame.end_ns >= 3 * 20_000_000
+    assert frame.start_ns + frame.batch_ns + frame.end_ns <= time.monotonic_ns() - sent_ns
+
+
+def test_a_large_request_that_is_cancelled_between_two_batches_is_computed_no_further(connect: Connect) -> None:
+    sizes = Sizes(lambda: caller.send(Frame(Kind.CANCEL, 1, b""), infer(2)))
+    caller = connect(sizes.run, max_batch_rows=4)
+    caller.send(infer(1, rows=12))
+    assert [(frame.kind, frame.request_id) for frame in drained(caller)] == [(Kind.CANCELLED, 1), (Kind.RESULT, 2)]
+    assert sizes.seen == [4, 1]
+
+
+def test_a_large_request_whose_time_is_up_between_two_batches_is_told_and_computed_no_further(connect: Connect) -> None:
+    def let_expire() -> None:
+        (rest,) = caller.worker._batcher._queues[0]
+        rest.deadline_ns = 1
+
+    sizes = Sizes(let_expire)
+    caller = connect(sizes.run, max_batch_rows=4)
+    caller.send(infer(1, rows=12))
+    (frame,) = drained(caller)
+    assert bytes(frame.payload).startswith(b"deadline_exceeded\n")
+    assert sizes.seen == [4]
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_large_request_with_a_batch_that_fails_is_told_once_and_computed_no_further(
+    connect: Connect, failing: int
+) -> None:
+    def fail() -> None:
+        raise OutOfMemoryError(4, "cuda:0")
+
+    sizes = Sizes(*[nothing] * failing, fail)
+    caller = connect(sizes.run, max_batch_rows=4)
+    caller.send(infer(1, rows=12))
+    (frame,) = drained(caller)
+    assert bytes(frame.payload).startswith(b"backend_unavailable\n")
+    assert sizes.seen == [4] * (failing + 1)
+    caller.send(infer(2))
+    (frame,) = drained(caller)
+    assert (frame.kind, frame.request_id) == (Kind.RESULT, 2)
+
+
+def test_a_neighbour_at_fault_leaves_the_last_rows_of_a_large_request_their_results(connect: Connect) -> None:
+    def fails_on_three(rows: Tensor, backend: str) -> Tensor:
+        if bool((rows == 3).any()):
+            raise RuntimeError("three")
+        return echo(rows, backend)
+
+    caller = connect(fails_on_three, max_batch_rows=4)
+    caller.send(infer(1, rows=6))
+    caller.turn()
+    caller.send(infer(3))
+    frames = {frame.request_id: frame for frame in drained(caller)}
+    assert (frames[3].kind, frames[1].kind, frames[1].rows) == (Kind.ERROR, Kind.RESULT, 6)
+
+
+def test_a_caller_that_goes_between_two_batches_takes_the_rest_along(connect: Connect, tmp_path: Path) -> None:
+    other = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sizes = Sizes(other.close)
+    caller = connect(sizes.run, max_batch_rows=4)
+    other.connect(str(tmp_path / "0.sock"))
+    caller.turn()
+    other.sendall(packed(infer(5, rows=12)))
+    while not sizes.seen:
+        caller.turn()
+    caller.turn()
+    caller.send(infer(6))
+    assert [frame.request_id for frame in drained(caller)] == [6]
+    assert sizes.seen == [4, 1]
+
+
+@pytest.mark.parametrize("backend", [0, 1])
+def test_rows_that_are_split_over_batches_answer_as_alone(connect: Connect, tiny_model: Path, backend: int) -> None:
+    engine = load_engine(tiny_model, threads=1)
+    sent = torch.randn(53, 8, generator=torch.Generator().manual_seed(0))
+    caller = connect(engine.run, max_batch_rows=16)
+    caller.send(Frame(Kind.INFER, 1, sent.numpy().tobytes(), backend, 53, 0, FOREVER_NS))
+    (frame,) = drained(caller)
+    got = torch.frombuffer(bytearray(frame.payload), dtype=torch.float32).view(53, -1)
+    eager = torch.cat([engine.run(sent[at : at + 1], "eager") for at in range(len(sent))])
+    with torch.inference_mode():
+        exact = copy.deepcopy(engine.runner("eager").model).double()(sent.double())
+    assert disagreement(got, eager, exact, roundings=2 * engine.config.depth + 2) is None
 
 
 def test_waiting_being_put_together_and_computing_are_told_apart(connect: Connect) -> None:
@@ -203,6 +374,37 @@ def test_a_shadow_waits_until_there_is_nothing_else_to_do(connect: Connect) -> N
     frames = caller.received()
     assert [frame.request_id for frame in frames] == [2, 4, 3, 1]
     assert (frames[-1].kind, frames[-1].rows, frames[-1].batch_rows) == (Kind.RESULT, 5, 5)
+
+
+def test_a_large_shadow_is_computed_a_batch_at_a_time_while_there_is_nothing_else_to_do(connect: Connect) -> None:
+    sizes = Sizes(lambda: caller.send(infer(2)))
+    caller = connect(sizes.run, max_batch_rows=4)
+    shadow = numbered(1, rows=10)._replace(kind=Kind.SHADOW)
+    caller.send(shadow)
+    while len(sizes.seen) < 4:
+        caller.turn()
+    frames = caller.received()
+    assert sizes.seen == [4, 1, 4, 2]
+    assert [(frame.request_id, frame.rows, frame.batch_rows) for frame in frames] == [(2, 1, 1), (1, 10, 4)]
+    assert bytes(frames[1].payload) == shadow.payload
+
+
+def test_a_large_shadow_that_fails_or_is_cancelled_is_computed_no_further(connect: Connect) -> None:
+    def fail() -> None:
+        raise RuntimeError("at fault")
+
+    sizes = Sizes(lambda: caller.send(Frame(Kind.CANCEL, 1, b"")), fail)
+    caller = connect(sizes.run, max_batch_rows=4)
+    for number in (1, 2):
+        caller.send(infer(number, rows=10)._replace(kind=Kind.SHADOW))
+        while len(sizes.seen) < number:
+            caller.turn()
+    caller.send(infer(3))
+    caller.turn()
+    kinds = [(frame.kind, frame.request_id) for frame in caller.received()]
+    assert kinds == [(Kind.CANCELLED, 1), (Kind.ERROR, 2), (Kind.RESULT, 3)]
+    assert sizes.seen == [4, 4, 1]
+    assert not caller.worker._shadows
 
 
 def test_a_shadow_whose_time_is_up_is_not_computed(connect: Connect) -> None:

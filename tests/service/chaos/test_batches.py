@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.service.running_server import RunningServer
+from tests.service.running_server import RunningServer, Start
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -84,6 +85,30 @@ def test_requests_at_fault_in_a_batch_fail_alone(server: RunningServer, backend:
     assert np.isfinite(sent.reshape(2, 10)).all(-1).tolist() == [True, False]
     assert replies[6].status_code == 422
     assert server.metric("mlp_inflight_requests") == 0
+
+
+def test_requests_of_more_rows_than_a_batch_are_answered_whole_and_counted_once(start: Start, tiny_model: Path) -> None:
+    bounds = ("--max-batch-rows", "4", "--max-request-rows", "50", "--shadow-rate", "1")
+    server = start("--model", str(tiny_model), "--backends", "eager,fused", *bounds).wait_ready()
+    inputs = pixels(50)[:, :8] / 16
+    replies = [httpx.post(server.url + "/predict", json={"inputs": inputs[:rows].tolist()}) for rows in (11, 50)]
+    alone = [httpx.post(server.url + "/predict", json={"inputs": [row.tolist()]}) for row in inputs]
+    expected = np.concatenate([outputs(reply) for reply in alone])
+    for rows, reply in zip((11, 50), replies, strict=True):
+        np.testing.assert_allclose(outputs(reply), expected[:rows], rtol=1e-5, atol=1e-5)
+        assert (reply.json()["backend"], reply.headers["x-batch-rows"]) == ("fused", "4")
+    server.wait_until(lambda: server.metric("mlp_shadow_drift_count", backend="fused") == 2 + 50)
+    assert server.metric("mlp_requests_total", backend="fused", status="200") == 2 + 50
+    assert server.metric("mlp_batch_rows_sum", backend="fused") == 2 * 4 + 50
+    assert (server.metric("mlp_queue_rows"), server.metric("mlp_backend_fallbacks_total")) == (0, 0)
+    compared = httpx.post(server.url + "/compare", json={"inputs": inputs.tolist()}).json()
+    assert {name: each["batch_rows"] for name, each in compared["backends"].items()} == {"eager": 4, "fused": 4}
+    assert compared["backends"]["fused"]["max_rel_diff"] < 1e-5
+    told = httpx.get(server.url + "/model").json()
+    assert (told["max_request_rows"], told["max_batch_rows"]) == (50, 4)
+    for path, body in (("/predict", {"inputs": [[0.5] * 8] * 51}), ("/profile", {"rows": 5})):
+        assert httpx.post(server.url + path, json=body).status_code == 413
+    assert server.stop() == 0
 
 
 def test_requests_whose_time_is_up_are_answered_at_once_and_not_computed(server: RunningServer) -> None:
