@@ -54,7 +54,7 @@ class Dispatcher:
     ) -> None:
         """Args are the workers' sockets, the server's backends in wire order, this process's bounds, its counters."""
         self.backends = Backends(backends, state, metrics)
-        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s, admission.counted_rows)
+        self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s, admission)
         self.state = state
         self.timeout_s = timeout_s
         self._admission = admission
@@ -76,7 +76,7 @@ class Dispatcher:
         if self.state.is_draining:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
-        self._admission.admit(len(request.rows), self.pool.counted_in_flight, accepted_ns)
+        self._admission.admit(len(request.rows), self.pool.counted_in_flight)
         link = self.pool.least_loaded()
         timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
         request_id = link.send(request.rows, number, accepted_ns, timeout_s, deliver)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import orjson
 
+from service.admission import Admission
 from service.errors import DeadlineExceededError, RemoteError, WorkerLostError, without_paths
 from service.schemas import BackendState, Rows
 from service.wire import Decoder, Frame, Kind, header
@@ -59,12 +60,12 @@ class WorkerLink(asyncio.Protocol):
         on_change: Callable[[], None],
         on_load: Callable[[], None],
         timeout_s: float,
-        counted_rows: int,
+        admission: Admission,
     ) -> None:
         """`backends` are the server's, in wire order; `on_load` is told when rows came or went.
 
-        A worker that holds requests and answers none for `timeout_s` is logged. A request counts as at most
-        `counted_rows` rows in `counted`.
+        A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
+        `counted` as `admission` has it, which learns how long results took.
         """
         self.name = name
         self._names = backends
@@ -77,7 +78,8 @@ class WorkerLink(asyncio.Protocol):
         self._is_silent = False  # and logged as that
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
         self.counted = 0  # those of them that the queue's bound is of
-        self._counted_rows = counted_rows
+        self._admission = admission
+        self._counted_rows = admission.counted_rows
         self.shadows = 0  # likewise
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
@@ -241,6 +243,8 @@ class WorkerLink(asyncio.Protocol):
             self.rows -= pending.rows
             self.counted -= min(pending.rows, self._counted_rows)
             self.shadows -= pending.is_shadow
+            if frame.kind == Kind.RESULT and not pending.is_shadow:
+                self._admission.learn(max(frame.rows, frame.batch_rows), frame.end_ns)
             if pending.deliver is not None:
                 settle(pending, self._outcome(frame))
         self._on_load()

@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from service.admission import Admission
 from service.backends import NOT_READY, Backends
 from service.errors import DrainingError, NotReadyError
 from service.link import WorkerLink
@@ -23,19 +24,19 @@ class WorkerPool:
         state: SharedState,
         on_load: Callable[[], None],
         timeout_s: float,
-        counted_rows: int,
+        admission: Admission,
     ) -> None:
         """`backends` is told what the workers say; `on_load` is told when rows came or went.
 
-        A worker that holds requests and answers none for `timeout_s` is logged. A request counts as at most
-        `counted_rows` rows in `counted_in_flight`.
+        A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
+        `counted_in_flight` as `admission` has it.
         """
         self._sockets = list(sockets)
         self._backends = backends
         self._state = state
         self._on_load = on_load
         self._timeout_s = timeout_s
-        self._counted_rows = counted_rows
+        self._admission = admission
         self._links: list[WorkerLink | None] = [None] * len(self._sockets)
         self._up: list[WorkerLink] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -69,7 +70,7 @@ class WorkerPool:
     def link(self, index: int) -> WorkerLink:
         """Return a new link to the worker number `index`; it serves from its first frame on."""
         name = self._sockets[index].stem
-        link = WorkerLink(name, self._backends.names, self._refresh, self._on_load, self._timeout_s, self._counted_rows)
+        link = WorkerLink(name, self._backends.names, self._refresh, self._on_load, self._timeout_s, self._admission)
         self._links[index] = link
         return link
 

@@ -13,7 +13,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, Pydanti
 from pydantic_settings.exceptions import SettingsError
 
 from models.errors import MLPError
-from service.admission import Admission
+from service.admission import SHORT_WAIT_NS, Admission
 from service.shared_state import LEAST_SHARE
 
 BACKENDS = ("eager", "compiled", "fused")
@@ -28,7 +28,7 @@ WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to whic
 # the memory and of the wait; on a GPU, where nothing is measured yet, as many as it may need to be busy.
 BATCH_ROWS = {"cpu": 256, "cuda": 1024}
 REQUEST_ROWS = 1024
-BURST_ROWS = 2048  # that the queue takes, for each worker, when it was empty
+QUEUE_ROWS = 2048  # that a worker's queue takes where they are computed soon
 MOST_ROWS = 1 << 20
 
 Seconds = Annotated[float, Field(gt=0, le=3600)]
@@ -151,8 +151,8 @@ class Settings(BaseSettings):
         ge=1,
         description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
         "requests get 429; unset: two batches a worker, one that computes and one that waits, where a request counts "
-        f"as one batch at most, and, where max-batch-rows is unset too, {BURST_ROWS} rows a worker in a burst on an "
-        "empty queue",
+        "as one batch at most, or, where max-batch-rows is unset too, what is computed in "
+        f"{SHORT_WAIT_NS // 10**6} ms, up to {QUEUE_ROWS} rows a worker",
     )
     timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
@@ -318,7 +318,7 @@ class Settings(BaseSettings):
         return REQUEST_ROWS if self.max_batch_rows is None else self.max_batch_rows
 
     def queue_rows(self, device: str, devices: int = 1) -> int:
-        """Return the most rows in flight under lasting load, where `devices` devices have `workers` workers each."""
+        """Return the most rows in flight of a slow model, where `devices` devices have `workers` workers each."""
         if self.max_queue_rows is not None:
             return self.max_queue_rows
         batch_rows = self.batch_rows(device)
@@ -329,13 +329,13 @@ class Settings(BaseSettings):
 
         Where the bound is set, it holds whatever comes, and all rows of a request count. Where it is not, those of one
         batch do: more of them wait, but nobody waits for more, since others have their turn between two batches of one
-        request. And where no batch is set either, there may be bursts.
+        request. And where no batch is set either, what is computed soon is let in.
         """
         bound, is_set = self.queue_rows(device, devices), self.max_queue_rows is not None
         counted = self.request_rows if is_set else min(self.request_rows, self.batch_rows(device))
-        is_burst_taken = not is_set and self.max_batch_rows is None
-        burst = max(0, BURST_ROWS * self.workers * devices - bound) if is_burst_taken else 0
-        return Admission(bound // self.api_servers, counted, burst // self.api_servers)
+        workers = self.workers * devices
+        most = bound if is_set or self.max_batch_rows is not None else max(bound, QUEUE_ROWS * workers)
+        return Admission(bound // self.api_servers, most // self.api_servers, counted, workers / self.api_servers)
 
     def body_bytes(self, width: int) -> int:
         """Most bytes in one request body, for a model that takes rows of `width` numbers."""

@@ -108,7 +108,7 @@ def test_the_readmes_commands_do_what_it_says(reader: Reader, server: RunningSer
     assert same in shown
     assert "out/theirs: " in printed(page, "models import")
     assert "Aggregated" in printed(page, "locust")
-    assert read(reader.folder / "out/compare/compare.json").rows == 64
+    assert read(reader.folder / "out/compare/compare.json").rows == 16
     document = json.loads((reader.folder / "out/spike/scenario.json").read_text())
     assert document["model"] == "mine"
     assert [run["errors"] for run in document["runs"]] == [{}]

@@ -44,8 +44,8 @@ class FarWorker:
         self.metrics = Metrics(BACKENDS, 1)
         self.state = SharedState(1, len(BACKENDS))
         sockets = [Path("worker-0.sock")]
-        admission = Admission(MAX_QUEUE_ROWS, counted_rows)
-        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, admission, timeout_s, self.metrics)
+        self.admission = Admission(MAX_QUEUE_ROWS // 2, MAX_QUEUE_ROWS, counted_rows)
+        self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, self.admission, timeout_s, self.metrics)
         self.link: WorkerLink
         self._transport: NullTransport
         self.link, self._transport = connected(
@@ -58,9 +58,10 @@ class FarWorker:
         await asyncio.sleep(0)
         return self._decoder.feed(self._transport.take())
 
-    def answer(self, frame: Frame, rows: Rows) -> None:
+    def answer(self, frame: Frame, rows: Rows, compute_ns: int = 1) -> None:
         """Let the worker answer a frame."""
-        result = Frame(Kind.RESULT, frame.request_id, rows.tobytes(), frame.backend, len(rows), 1, 1, len(rows), 1)
+        answer = (Kind.RESULT, frame.request_id, rows.tobytes(), frame.backend, len(rows))
+        result = Frame(*answer, 1, compute_ns, len(rows), 1)
         self.link.data_received(packed(result))
 
     def let_go(self, request_id: int) -> None:

@@ -79,6 +79,18 @@ async def test_a_large_request_counts_as_one_batch_towards_the_bound() -> None:
 
 
 @looped
+async def test_the_bound_follows_what_results_took_and_not_what_shadows_did() -> None:
+    far = FarWorker()
+    submit(far)
+    assert far.dispatcher.shadow(ROWS, lambda _: None)
+    request, shadow = await far.sent()
+    far.answer(shadow, ROWS, compute_ns=10**9)
+    assert far.admission.max_rows == MAX_QUEUE_ROWS
+    far.answer(request, ROWS, compute_ns=10**9)
+    assert far.admission.max_rows == MAX_QUEUE_ROWS // 2
+
+
+@looped
 async def test_without_a_worker_nothing_is_admitted_nor_run_again() -> None:
     far = FarWorker()
     outcomes = submit(far)

@@ -254,7 +254,7 @@ def admitted(flags: list[str], rows: int, devices: int = 1) -> int:
     admission, count = chosen.admission("cpu", devices), 0
     try:
         while True:
-            admission.admit(rows, count * min(rows, admission.counted_rows), now_ns=0)
+            admission.admit(rows, count * min(rows, admission.counted_rows))
             count += 1
     except OverloadedError:
         return count
@@ -278,11 +278,11 @@ def admitted(flags: list[str], rows: int, devices: int = 1) -> int:
     ],
     ids=str,
 )
-def test_a_burst_is_let_in_and_every_row_counts_where_the_queues_bound_is_set(
+def test_what_may_be_computed_soon_is_let_in_and_every_row_counts_where_the_queues_bound_is_set(
     flags: list[str], rows: int, count: int
 ) -> None:
     assert admitted(flags, rows) == count
 
 
-def test_bursts_grow_with_the_devices() -> None:
+def test_the_queue_grows_with_the_devices() -> None:
     assert admitted([], 1, devices=2) == 2 * admitted([], 1)
