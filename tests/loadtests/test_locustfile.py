@@ -14,13 +14,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.loadtests import prepared
 from tests.loadtests.faulty_server import document, faulty_server, reply
 from tests.service.running_server import ROOT, RunningServer, free_port
 
 pytestmark = pytest.mark.slow  # real servers
 
 LIMIT_S = 60
-LOCUST = [sys.executable, "-m", "locust", "-f", "loadtests/locustfile.py"]
+LOCUST = ("locust", "-f", "loadtests/locustfile.py")
+LOADED = ("locust.main", "loadtests.generator.driver")
 INFER = "/v2/models/digits/infer"
 
 
@@ -29,8 +31,8 @@ def clean_environment() -> dict[str, str]:
 
 
 def run(*arguments: str, seconds: int = 2) -> subprocess.CompletedProcess[str]:
-    command = [*LOCUST, "--headless", "--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds}s", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
+    flags = ("--headless", "--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds}s")
+    return prepared.run(LOADED, [*LOCUST, *flags, *arguments], clean_environment())
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -42,7 +44,7 @@ def rows_of(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dic
 def web_page(*arguments: str) -> Iterator[httpx.Client]:
     """A locust with its web page, and a client of that page."""
     port = free_port()
-    command = [*LOCUST, "--web-host", "127.0.0.1", "--web-port", str(port), *arguments]
+    command = [sys.executable, "-m", *LOCUST, "--web-host", "127.0.0.1", "--web-port", str(port), *arguments]
     process = subprocess.Popen(
         command, cwd=ROOT, env=clean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )

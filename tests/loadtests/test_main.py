@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.loadtests import prepared
+
 ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtests", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return prepared.loadtests(*arguments, environment=os.environ | environment)
 
 
 @pytest.mark.slow
@@ -84,7 +85,8 @@ def test_a_report_of_nothing_is_refused_in_a_sentence(tmp_path: Path) -> None:
     ids=["requests", "json", "command"],
 )
 def test_what_cannot_be_measured_is_refused_before_anything_starts(arguments: tuple[str, ...], message: str) -> None:
-    done = run(*arguments)
+    command = [sys.executable, "-m", "loadtests", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert message in done.stderr
 

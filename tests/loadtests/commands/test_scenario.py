@@ -2,15 +2,15 @@
 
 import json
 import subprocess
-import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.loadtests.commands.test_compare import LIMIT_S, environment
-from tests.service.running_server import ROOT, RunningServer
+from tests.loadtests import prepared
+from tests.loadtests.commands.test_compare import environment
+from tests.service.running_server import RunningServer
 
 pytestmark = pytest.mark.slow  # a real server under load
 
@@ -20,10 +20,7 @@ def ends(out: Path, server: RunningServer) -> list[str]:
 
 
 def scenario(out: Path, server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtests", "scenario", *arguments, *ends(out, server)]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False, timeout=LIMIT_S
-    )
+    return prepared.loadtests("scenario", *arguments, *ends(out, server), environment=environment())
 
 
 def passed(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, bool]:

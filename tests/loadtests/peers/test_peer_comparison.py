@@ -30,6 +30,7 @@ from loadtests.peers.servers import OURS, SERVERS, Exchange, PeerError, Sample, 
 from loadtests.peers.wrk import LoadError, WrkResult
 from loadtests.report.points import Spread
 from loadtests.server_process import free_port
+from tests.loadtests import prepared
 
 ROOT = Path(__file__).parents[3]
 with_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
@@ -231,8 +232,7 @@ def test_an_error_reply_under_load_is_a_failure(digits: tuple[Sample, Sample]) -
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtests", "peers", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False)
+    return prepared.loadtests("peers", *arguments, environment=os.environ | environment)
 
 
 @pytest.mark.parametrize(

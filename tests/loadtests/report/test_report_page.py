@@ -4,7 +4,6 @@ import html
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,9 +15,8 @@ from loadtests.report.charts import NAMES, charts
 from loadtests.report.page import conditions, held, write_report
 from loadtests.report.page import html as page_of
 from loadtests.report.summary import summary
-from tests.loadtests import made_evidence
+from tests.loadtests import made_evidence, prepared
 
-ROOT = Path(__file__).parents[3]
 DOCUMENTS = {
     each.__name__: each
     for each in (
@@ -180,8 +178,7 @@ def test_the_page_is_well_formed(name: str) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "loadtests", "report", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return prepared.loadtests("report", *arguments)
 
 
 @pytest.mark.slow
