@@ -19,19 +19,28 @@ def source_hash(kernel: str) -> str:
     """
     if kernel not in KERNELS:
         raise ValueError(f"aot: kernel must be one of {', '.join(KERNELS)}, got {kernel!r}")
-    functions = {
-        node.name: node
-        for path in sorted(PACKAGE.glob("*.py"))
-        for node in ast.parse(path.read_text()).body
-        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
-    }
+    functions = _jitted(PACKAGE)
     pending, sources = [KERNELS[kernel][1]], dict[str, str]()
     while pending:
         name = pending.pop()
         if name in functions and name not in sources:
-            sources[name] = ast.unparse(_without_docstring(functions[name]))
-            pending += (node.id for node in ast.walk(functions[name]) if isinstance(node, ast.Name))
+            sources[name], names = functions[name]
+            pending += names
     return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:16]
+
+
+@cache
+def _jitted(package: Path) -> dict[str, tuple[str, list[str]]]:
+    """Return the source of each jitted function of a package, less comments and docstring, and the names in it."""
+    return {
+        node.name: (
+            ast.unparse(_without_docstring(node)),
+            [each.id for each in ast.walk(node) if isinstance(each, ast.Name)],
+        )
+        for path in sorted(package.glob("*.py"))
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.FunctionDef) and any(map(_is_jit, node.decorator_list))
+    }
 
 
 def _is_jit(decorator: ast.expr) -> bool:
