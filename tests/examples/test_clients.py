@@ -5,13 +5,15 @@ import os
 import re
 import shutil
 import subprocess
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-from tests.service.running_server import ROOT, RunningServer, Start, free_port
+from tests.made_model import write_made_model
+from tests.service.running_server import ROOT, RunningServer, free_port
 
 EXAMPLES = ROOT / "examples"
+KEY = "a key of its own"
 PYTHON = str(ROOT / ".judges/bin/python")
 
 
@@ -49,17 +51,28 @@ def test_a_clients_example_gets_one_answer_from_every_backend(server: RunningSer
     assert len({found[3] for found in shown if found}) == 1
 
 
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that asks for its key and has another model."""
+    directory = tmp_path_factory.mktemp("guarded")
+    model = write_made_model(directory, "tiny", dim=8, hidden=16, depth=1)
+    server = RunningServer(directory / "log", "--model", str(model), MLP_API_KEY=KEY)
+    try:
+        yield server.wait_ready()
+    finally:
+        server.end()
+
+
 @pytest.mark.slow
-def test_a_clients_example_says_why_it_is_refused(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="a key").wait_ready()
+def test_a_clients_example_says_why_it_is_refused(guarded: RunningServer) -> None:
     for example, key, model, sentence, status in (
         ("infer_kserve.py", "", "tiny", "expected this server's key", "'401 "),
-        ("infer_kserve.py", "a key", "tiny", "expected (..., 8), got (2, 64)", "'400 "),
+        ("infer_kserve.py", KEY, "tiny", "expected (..., 8), got (2, 64)", "'400 "),
         ("infer_tritonclient.py", "", "tiny", "expected this server's key", "[401] "),
-        ("infer_tritonclient.py", "a key", "small", "no model 'small' here; this server has 'tiny'", "[404] "),
+        ("infer_tritonclient.py", KEY, "small", "no model 'small' here; this server has 'tiny'", "[404] "),
     ):
         environment = os.environ | {"MLP_API_KEY": key}
-        command = [PYTHON, str(EXAMPLES / example), server.url, model]
+        command = [PYTHON, str(EXAMPLES / example), guarded.url, model]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 1
         assert sentence in done.stderr
@@ -79,8 +92,7 @@ def test_a_clients_example_tells_in_a_line_that_no_server_is_there(example: str)
 
 
 @pytest.mark.slow
-def test_the_examples_send_the_key_and_take_another_model(start: Start, tiny_model: Path) -> None:
-    key = {"MLP_API_KEY": "a key of its own"}
-    server = start("--model", str(tiny_model), **key).wait_ready()
-    for command in (("infer_tritonclient.py", server.url, "tiny"), ("infer_kserve.py", server.url, "tiny", "8")):
-        assert output_of(PYTHON, str(EXAMPLES / command[0]), *command[1:], **key).count("largest output") == 3
+def test_the_examples_send_the_key_and_take_another_model(guarded: RunningServer) -> None:
+    for name, *flags in (("infer_tritonclient.py", "tiny"), ("infer_kserve.py", "tiny", "8")):
+        said = output_of(PYTHON, str(EXAMPLES / name), guarded.url, *flags, MLP_API_KEY=KEY)
+        assert said.count("largest output") == 3

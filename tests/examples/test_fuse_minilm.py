@@ -2,13 +2,13 @@
 
 import pytest
 
-from examples import fuse_minilm
-
 
 @pytest.mark.slow
 def test_it_measures_the_same_embeddings_twice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from examples import fuse_minilm  # seconds, which every process that collects tests would pay
+
     monkeypatch.setattr(fuse_minilm, "CASES", ((2, 8),))
     document = fuse_minilm.measure(repetitions=3)
     assert capsys.readouterr().out.startswith("swapped 12, left alone 0;")  # two parts in each of six layers

@@ -12,8 +12,7 @@ from loadtests.affinity import listed
 from loadtests.errors import LoadTestError
 from loadtests.measuring.saturation import SaturatedRound, Saturation, mean_batch_rows, model_alone, ways
 from loadtests.peers.servers import threads
-from tests.loadtests.tampering_proxy import tampering_proxy
-from tests.service.running_server import RunningServer
+from tests.loadtests.faulty_server import faulty_server, reply
 
 ROOT = Path(__file__).parents[3]
 
@@ -79,9 +78,6 @@ def test_each_way_is_loaded_in_each_round_from_another_core_and_written_with_its
     assert f"`{' '.join(expected[0].flags)}` | not measured" in render.saturation(document)
 
 
-def test_a_server_without_the_metric_is_told(server: RunningServer) -> None:
-    def bare(path: str, status: int, headers: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
-        return 200, headers, b""
-
-    with tampering_proxy(server.url, bare) as url, pytest.raises(LoadTestError, match="metrics"):
-        mean_batch_rows(int(url.rpartition(":")[2]))
+def test_a_server_without_the_metric_is_told() -> None:
+    with faulty_server(lambda *_: reply(b"")) as server, pytest.raises(LoadTestError, match="metrics"):
+        mean_batch_rows(server.server_address[1])
