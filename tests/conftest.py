@@ -24,6 +24,14 @@ settings.register_profile("suite", deadline=None)  # a busy host is no fault
 settings.load_profile("suite")
 
 
+def pytest_configure() -> None:
+    """Leave the other cores to the files that run beside: threads of two processes wait for each other on one core."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Whatever starts a whole server is slow."""

@@ -2,6 +2,7 @@
 
 import functools
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -19,15 +20,24 @@ def written(cache: Path, *endings: str) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def cache(server: RunningServer) -> Path:
-    """Where the shared server keeps what it compiles; it was empty when that server started."""
-    return server.log.parent / "cache"
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server of the demo model that has a cache of its own, which was empty when it started."""
+    place = tmp_path_factory.mktemp("compiling")
+    server = RunningServer(place / "log", "--cache-dir", str(place / "cache")).wait_ready()
+    yield server
+    assert server.stop() == 0
+    server.end()
 
 
-def test_nothing_has_been_compiled_since_the_server_was_ready(server: RunningServer, cache: Path) -> None:
-    ask_for_random_batches(server)
+@pytest.fixture
+def cache(compiling: RunningServer) -> Path:
+    return compiling.log.parent / "cache"
+
+
+def test_nothing_has_been_compiled_since_the_server_was_ready(compiling: RunningServer, cache: Path) -> None:
+    ask_for_random_batches(compiling)
     assert written(cache)
-    assert {name: time_ns for name, time_ns in written(cache).items() if time_ns > server.ready_ns} == {}
+    assert {name: time_ns for name, time_ns in written(cache).items() if time_ns > compiling.ready_ns} == {}
 
 
 def test_another_start_compiles_nothing_anew(start: Start, cache: Path) -> None:
