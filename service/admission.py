@@ -3,27 +3,27 @@
 from service.errors import OverloadedError
 
 SHORT_WAIT_NS = 50_000_000  # shorter than which it is better to wait than to be refused
-LATEST_SHARE = 1 / 8  # of the last result in what is known of the workers' speed
+LATEST_SHARE = 1 / 8  # of the last batch in what is known of the workers' speed
 
 
 class Admission:
     """Says whether a request is let in beside what is in flight; all in rows.
 
     A request counts as at most `counted_rows`. What counts is at most `least_rows` together, or what the workers
-    compute in `SHORT_WAIT_NS` at the speed of their last results, but no more than `most_rows`: a fast model's queue
-    may be long, a slow one's keeps latency down under overload. Until there was a result, any may be a fast one.
+    compute in `SHORT_WAIT_NS` at the speed of their last batches if that is more, but no more than `most_rows`: a fast
+    model's queue may be long, a slow one's keeps latency down under overload. Batches that are less than half full say
+    little of a queue's speed and are not looked at; until there was a fuller one, any model may be a fast one.
     """
 
-    def __init__(
-        self, least_rows: int, most_rows: int | None = None, counted_rows: int | None = None, workers: float = 1.0
-    ) -> None:
-        """`most_rows` and `counted_rows` left out are `least_rows`; `workers` are this process's share of them."""
-        self.counted_rows = least_rows if counted_rows is None else counted_rows
+    def __init__(self, least_rows: int, most_rows: int, counted_rows: int, batch_rows: int, workers: float) -> None:
+        """`batch_rows` are a full batch's; `workers` are this process's share of them."""
+        self.counted_rows = counted_rows
+        self.max_rows = most_rows
         self._least_rows = least_rows
-        self._most_rows = least_rows if most_rows is None else most_rows
+        self._most_rows = most_rows
+        self._batch_rows = batch_rows
         self._workers = workers
-        self._row_ns = 0.0  # what a row takes on a worker
-        self.max_rows = self._most_rows
+        self._row_ns = 0.0  # what a row of a batch takes on a worker
 
     def admit(self, rows: int, in_flight: int) -> None:
         """Let a request in while so much counts as in flight.
@@ -40,11 +40,13 @@ class Admission:
         """Whether the queue is more than half full."""
         return 2 * in_flight > self.max_rows
 
-    def learn(self, rows: int, compute_ns: int) -> None:
-        """Take in how long a worker computed so many rows."""
-        if self._least_rows == self._most_rows:
+    def learn(self, rows: int, batch_rows: int, compute_ns: int) -> None:
+        """Take in a result of so many rows, and how long its batch computed, or, of more rows, its batches together."""
+        if self._least_rows == self._most_rows or 2 * batch_rows < self._batch_rows:
             return
-        row_ns = compute_ns / rows
-        self._row_ns += (row_ns - self._row_ns) * LATEST_SHARE if self._row_ns else row_ns
+        computed_rows = max(rows, batch_rows)
+        row_ns = compute_ns / computed_rows
+        share = LATEST_SHARE * rows / computed_rows  # so that a batch counts once, however many requests it is of
+        self._row_ns += (row_ns - self._row_ns) * share if self._row_ns else row_ns
         soon_rows = SHORT_WAIT_NS * self._workers / max(self._row_ns, 1.0)
         self.max_rows = int(min(self._most_rows, max(self._least_rows, soon_rows)))

@@ -244,7 +244,7 @@ class WorkerLink(asyncio.Protocol):
             self.counted -= min(pending.rows, self._counted_rows)
             self.shadows -= pending.is_shadow
             if frame.kind == Kind.RESULT and not pending.is_shadow:
-                self._admission.learn(max(frame.rows, frame.batch_rows), frame.end_ns)
+                self._admission.learn(frame.rows, frame.batch_rows, frame.end_ns)
             if pending.deliver is not None:
                 settle(pending, self._outcome(frame))
         self._on_load()

@@ -150,9 +150,9 @@ class Settings(BaseSettings):
         None,
         ge=1,
         description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
-        "requests get 429; unset: two batches a worker, one that computes and one that waits, where a request counts "
-        "as one batch at most, or, where max-batch-rows is unset too, what is computed in "
-        f"{SHORT_WAIT_NS // 10**6} ms, up to {QUEUE_ROWS} rows a worker",
+        "requests get 429; unset: two batches a worker, and at least one for each HTTP process, where a request counts "
+        "as one batch at most; where max-batch-rows is unset too, what is computed in "
+        f"{SHORT_WAIT_NS // 10**6} ms if that is more, up to {QUEUE_ROWS} rows a worker",
     )
     timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
@@ -318,7 +318,10 @@ class Settings(BaseSettings):
         return REQUEST_ROWS if self.max_batch_rows is None else self.max_batch_rows
 
     def queue_rows(self, device: str, devices: int = 1) -> int:
-        """Return the most rows in flight of a slow model, where `devices` devices have `workers` workers each."""
+        """Return the most rows that count as in flight, where `devices` devices have `workers` workers each.
+
+        It is what is set, or what a slow model's queue takes.
+        """
         if self.max_queue_rows is not None:
             return self.max_queue_rows
         batch_rows = self.batch_rows(device)
@@ -335,7 +338,8 @@ class Settings(BaseSettings):
         counted = self.request_rows if is_set else min(self.request_rows, self.batch_rows(device))
         workers = self.workers * devices
         most = bound if is_set or self.max_batch_rows is not None else max(bound, QUEUE_ROWS * workers)
-        return Admission(bound // self.api_servers, most // self.api_servers, counted, workers / self.api_servers)
+        servers = self.api_servers
+        return Admission(bound // servers, most // servers, counted, self.batch_rows(device), workers / servers)
 
     def body_bytes(self, width: int) -> int:
         """Most bytes in one request body, for a model that takes rows of `width` numbers."""

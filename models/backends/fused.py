@@ -87,5 +87,8 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
 def _smallness(model: MLP) -> str | None:
     """Say up to how many rows no product is large enough for a post-op, where that is so."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    rows = min(plain_rows(layer.weight.dtype, layer.in_features, layer.out_features, True) for layer in layers)
+    rows = min(
+        plain_rows(layer.weight.dtype, layer.in_features, layer.out_features, has_activation=True)  # its smaller answer
+        for layer in layers
+    )
     return f"up to {rows} rows every product is PyTorch's own, too small to repay oneDNN's call" if rows else None

@@ -44,7 +44,7 @@ class FarWorker:
         self.metrics = Metrics(BACKENDS, 1)
         self.state = SharedState(1, len(BACKENDS))
         sockets = [Path("worker-0.sock")]
-        self.admission = Admission(MAX_QUEUE_ROWS // 2, MAX_QUEUE_ROWS, counted_rows)
+        self.admission = Admission(MAX_QUEUE_ROWS // 2, MAX_QUEUE_ROWS, counted_rows, batch_rows=1, workers=1)
         self.dispatcher = Dispatcher(sockets, BACKENDS, self.state, self.admission, timeout_s, self.metrics)
         self.link: WorkerLink
         self._transport: NullTransport
