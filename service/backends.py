@@ -147,6 +147,10 @@ class Backends:
         )
         return True
 
+    def returns(self, name: str) -> int:
+        """Return how often a backend was put back: what it gave before says nothing of it any more."""
+        return self._shared.returns(self.names.index(name))
+
     @property
     def is_auto(self) -> bool:
         """Whether the default follows what is available."""

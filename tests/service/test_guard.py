@@ -121,6 +121,21 @@ def test_a_wrong_backend_is_found_down_to_what_the_dtype_resolves(dtype: str, in
 
 
 @looped
+async def test_what_a_backend_gave_before_it_was_put_back_says_nothing_of_it_any_more() -> None:
+    rollout = Rollout()
+    wrong, right = array([1.0, 9.0]), array([1.0, 4.0])
+    for _ in range(2):
+        rollout.guard.answered(InferenceRequest(right, ()), result(wrong))
+    first, later = await rollout.sent()
+    rollout.answer(first, right)
+    assert rollout.dispatcher.backends.states["fused"].state == "unavailable"
+    rollout.dispatcher.backends.set_default("fused")
+    rollout.answer(later, right)
+    assert rollout.dispatcher.backends.states["fused"].state == "ready"
+    assert await rollout.state_after(right, wrong, right) == "unavailable"
+
+
+@looped
 async def test_eagers_own_replies_are_not_shadowed_and_no_share_means_none() -> None:
     rows = array([1.0, 2.0])
     rollout = Rollout()
