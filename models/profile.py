@@ -186,7 +186,7 @@ def _closing(found: Profile) -> list[str]:
     share, total = found.product_share, found.total_us
     if share is None:
         return []
-    most = f": fusing those away can win at most {1 / share:.2f} times" if share > 0 else ""
+    most = f": without it at most {1 / share:.2f} times as fast, but for faster products" if share > 0 else ""
     lines = [f"  products {share:.0%}, the rest {1 - share:.0%}{most}"]
     timed = found.unprofiled_us
     if timed is None:

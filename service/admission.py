@@ -23,6 +23,7 @@ class Admission:
         self._most_rows = most_rows
         self._batch_rows = batch_rows
         self._workers = workers
+        self._told = "" if counted_rows == least_rows else f", where a request counts as {counted_rows} at most"
         self._row_ns = 0.0  # what a row of a batch takes on a worker
 
     def admit(self, rows: int, in_flight: int) -> None:
@@ -33,7 +34,7 @@ class Admission:
         """
         if in_flight + min(rows, self.counted_rows) > self.max_rows:
             raise OverloadedError(
-                f"the queue is full: {in_flight} rows in flight of at most {self.max_rows}; try again later"
+                f"the queue is full: it holds {in_flight} of {self.max_rows} rows{self._told}; try again later"
             )
 
     def is_filling(self, in_flight: int) -> bool:

@@ -161,7 +161,10 @@ class Guard:
         self._dispatcher.shadow(request.rows, lambda outcome: self._judge(request.rows, result, returns, outcome))
 
     def _judge(self, inputs: Rows, result: Result, returns: int, reference: Result | Exception) -> None:
-        """Compare a result with eager's of the same inputs, unless its backend, then put back `returns` times, was again."""
+        """Compare a result with eager's of the same inputs.
+
+        `returns` is how often its backend had been put back: if it was since, this says nothing.
+        """
         if returns != self._dispatcher.backends.returns(result.backend):
             return
         if isinstance(reference, Exception):

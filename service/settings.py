@@ -284,7 +284,7 @@ class Settings(BaseSettings):
         if self.max_queue_rows is not None and self.max_queue_rows < least:
             raise ValueError(
                 f"max_queue_rows: expected at least max-request-rows times api-servers, {least}, got "
-                f"{self.max_queue_rows}"
+                f"{self.max_queue_rows}; lower max-request-rows, {self.request_rows}, as well"
             )
         self.worker_threads()
         return self

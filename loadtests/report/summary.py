@@ -94,7 +94,7 @@ def worth(evidence: Evidence) -> str:
         figures = f"{ratio.value:.2f} times {basis} ({ratio.spread})"
         if ratio.rounds < FEWEST_ROUNDS:
             clauses.append(
-                f"whether fusing pays against {other} cannot be said from {_rounds(ratio.rounds)}, "
+                f"whether fusing pays against {other} cannot be said from {_rounds(ratio.rounds)}{_of_made(evidence)}, "
                 f"with {ratio.value:.2f} times {basis}; {_more_rounds(evidence)}"
             )
         elif ratio.is_tie:
@@ -221,8 +221,17 @@ def _rounds(count: int) -> str:
     return f"{count} round{'' if count == 1 else 's'}"
 
 
+def _rounds_made(evidence: Evidence) -> int:
+    return max((run.round + 1 for run in evidence.runs), default=0)
+
+
+def _of_made(evidence: Evidence) -> str:
+    made = _rounds_made(evidence)
+    return f" with a figure for both, of {made} that were made" if made >= FEWEST_ROUNDS else ""
+
+
 def _more_rounds(evidence: Evidence) -> str:
-    made = max((run.round + 1 for run in evidence.runs), default=0)
+    made = _rounds_made(evidence)
     return f"take --rounds {FEWEST_ROUNDS}" if made < FEWEST_ROUNDS else f"take more --rounds than {made}"
 
 

@@ -25,13 +25,15 @@ def moving(workers: float = 1) -> Admission:
 def test_what_is_in_flight_never_exceeds_the_bound() -> None:
     admission = fixed(10)
     assert (let_in(admission, 3), let_in(admission, 1, 9), let_in(admission, 10)) == (9, 10, 10)
-    with pytest.raises(OverloadedError, match="the queue is full: 9 rows in flight of at most 10; try again later"):
+    with pytest.raises(OverloadedError, match="the queue is full: it holds 9 of 10 rows; try again later"):
         admission.admit(2, 9)
 
 
 def test_a_request_counts_as_no_more_than_it_may() -> None:
     admission = fixed(10, counted_rows=4)
     assert (let_in(admission, 100), let_in(admission, 3)) == (8, 9)
+    with pytest.raises(OverloadedError, match="it holds 8 of 10 rows, where a request counts as 4 at most; try again"):
+        admission.admit(100, 8)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ async def test_a_large_request_counts_as_one_batch_towards_the_bound() -> None:
     rows = MAX_QUEUE_ROWS // 2 + 5
     first, _ = submit(far, rows), submit(far, rows)
     for beyond in (1, rows):
-        with pytest.raises(OverloadedError, match=f"{MAX_QUEUE_ROWS} rows in flight of at most {MAX_QUEUE_ROWS}"):
+        with pytest.raises(OverloadedError, match=f"it holds {MAX_QUEUE_ROWS} of {MAX_QUEUE_ROWS} rows"):
             submit(far, beyond)
     sent = await far.sent()
     assert (len(sent), far.metric("mlp_queue_rows")) == (2, 2 * rows)

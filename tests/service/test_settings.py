@@ -88,7 +88,10 @@ def test_canaries_are_backends_and_their_shares() -> None:
         ),
         (["--max-batch-rows", "2000000"], r"--max-batch-rows .*expected a number of at most 1048576, got 2000000$"),
         (["--max-request-rows", "2000000"], r"--max-request-rows .*expected a number of at most 1048576, got 2000000$"),
-        (["--max-queue-rows", "10"], r"--max-queue-rows .*at least max-request-rows times api-servers, 1024, got 10"),
+        (
+            ["--max-queue-rows", "10"],
+            r"--max-queue-rows .* times api-servers, 1024, got 10; lower max-request-rows, 1024, as well",
+        ),
         (["--timeout-s", "0"], r"--timeout-s \(MLP_TIMEOUT_S\): expected a number greater than 0, got 0$"),
         (["--threads", "3", "--workers", "2"], r"--threads .*workers x threads of at most 4.*, got 2 x 3"),
         (["--workers", "5"], r"--workers .*at most 4, .*got 5 x 1"),

@@ -122,6 +122,14 @@ def test_every_run_has_a_row_and_says_whether_it_counts() -> None:
     assert "2 of 108 runs do not count" in text
 
 
+def test_no_cell_shows_what_python_makes_of_several_lines() -> None:
+    evidence = made_evidence.compared()
+    evidence.runs.append(replace(evidence.runs[-1], is_search=True))
+    text = without_charts(evidence)
+    assert "tried in the search</small>" in text
+    assert "(&#39;" not in text
+
+
 def test_a_run_that_does_not_count_is_in_no_median() -> None:
     evidence = made_evidence.compared()
     before = Reader(without_charts(evidence)).rows

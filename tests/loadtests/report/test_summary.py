@@ -71,8 +71,8 @@ def test_another_number_of_rounds_is_compared_as_well() -> None:
 def test_too_few_rounds_that_hold_bear_no_verdict_though_enough_were_made() -> None:
     said = knees(fused=[200.0, 220.0], eager=[100.0, 110.0, 120.0])
     assert said == (
-        "Whether fusing pays against eager cannot be said from 2 rounds, with 1.91 times the rate; "
-        "take more --rounds than 3."
+        "Whether fusing pays against eager cannot be said from 2 rounds with a figure for both, of 3 that were made, "
+        "with 1.91 times the rate; take more --rounds than 3."
     )
 
 
