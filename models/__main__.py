@@ -32,7 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in parsers:
         parser.parse_args(arguments)  # prints the help, or what is wrong with the name, and exits
         parser.error(f"expected a command first, got {name!r}")
-    module = import_module(f"models.commands.{module_name(name)}")
+    try:
+        module = import_module(f"models.commands.{module_name(name)}")
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("kernels", "models"):
+            raise
+        parser.error(f"it needs {package}, which is not installed here; run `make setup`, and take .venv/bin/python")
     module.add_arguments(parsers[name])
     options = parser.parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is escaped, as on stderr

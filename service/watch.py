@@ -73,7 +73,9 @@ class Watch(threading.Thread):
         logging.getLogger("litserve.server").addFilter(self._is_news)
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Drop the complaint of LitServe's monitor, which polls the manager until after it has ended."""
+        """Drop LitServe's complaints of ends in order: its monitor polls the manager until after that has ended."""
+        if self.is_stopping and str(record.msg).endswith(": Already not alive."):
+            return False
         if record.msg != "Monitoring worker crashed":
             return True
         error = record.exc_info[1] if record.exc_info else None

@@ -1,5 +1,7 @@
 """What holds for every command: mistakes are one line, help ends well."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from models.__main__ import COMMANDS, main
 from tests.models.command_line import refused
 
+ROOT = Path(__file__).parents[2]
 NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
 
 
@@ -76,3 +79,14 @@ def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr("models.commands.inspect.resolve", interrupt)
     assert main(["inspect", "digits"]) == 130
     assert capsys.readouterr().err == "python -m models inspect: interrupted\n"
+
+
+def test_a_package_that_is_not_installed_is_named_with_what_installs_it() -> None:
+    hidden = (
+        "import sys; sys.modules['safetensors'] = None; import models.__main__ as it; it.main(['inspect', 'digits'])"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    sentence = "it needs safetensors, which is not installed here; run `make setup`, and take .venv/bin/python"
+    assert sentence in done.stderr
+    assert done.stderr.count("\n") == 1
