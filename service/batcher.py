@@ -66,8 +66,14 @@ class Batcher(Generic[Client]):
 
     @property
     def is_full(self) -> bool:
-        """Whether some backend's next batch would not grow by what may still come."""
-        return any(self.rows(backend) >= self._max_batch_rows for backend in range(len(self._queues)))
+        """Whether requests that have not begun are a whole batch of some backend, so that others can stay unread.
+
+        What is left of one that has begun waits behind all others, and would keep them from being read in time.
+        """
+        return any(
+            sum(each.rows for each in queue if each.assembly is None and not each.is_cancelled) >= self._max_batch_rows
+            for queue in self._queues
+        )
 
     @property
     def is_next_full(self) -> bool:

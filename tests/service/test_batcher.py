@@ -107,6 +107,15 @@ def test_the_next_batch_is_full_where_its_own_backends_rows_are_as_many_as_it_ho
     assert not filled().is_next_full
 
 
+def test_what_is_left_of_a_request_that_has_begun_keeps_no_others_unread() -> None:
+    batcher = filled(request(1, EAGER, rows=30, accepted=1))
+    assert batcher.is_full
+    batcher.take(now_ns=5)
+    assert (batcher.is_full, batcher.is_next_full) == (False, True)
+    batcher.add(request(2, EAGER, rows=8, accepted=2))
+    assert batcher.is_full
+
+
 def test_a_request_whose_deadline_passed_is_set_aside_and_takes_no_room() -> None:
     batcher = filled(request(1, deadline=5), request(2, rows=8), request(3, FUSED, deadline=5))
     assert taken(batcher, now=5) == ([2], [1, 3])
