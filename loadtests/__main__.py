@@ -90,4 +90,6 @@ def open_closed_streams() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    interruption.ignore()
+    sys.exit(status)

@@ -33,6 +33,12 @@ def handle() -> None:
     sys.unraisablehook = _raise_again
 
 
+def ignore() -> None:
+    """Let the process end with the status that it has: Python's last steps would give signals their effect back."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def _receive(number: int, frame: FrameType | None) -> None:
     global _last_s
     now_s, before_s = time.monotonic(), _last_s

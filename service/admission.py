@@ -13,9 +13,20 @@ class Admission:
     compute in `SHORT_WAIT_NS` at the speed of their last batches if that is more, but no more than `most_rows`: a fast
     model's queue may be long, a slow one's keeps latency down under overload. Batches that are less than half full say
     little of a queue's speed and are not looked at; until there was a fuller one, any model may be a fast one.
+
+    Requests of half a batch and more take at most `large_share` of the bound, so that those of few rows, which wait for
+    one batch of each, are let in beside any number of them.
     """
 
-    def __init__(self, least_rows: int, most_rows: int, counted_rows: int, batch_rows: int, workers: float) -> None:
+    def __init__(
+        self,
+        least_rows: int,
+        most_rows: int,
+        counted_rows: int,
+        batch_rows: int,
+        workers: float,
+        large_share: float = 1.0,
+    ) -> None:
         """`batch_rows` are a full batch's; `workers` are this process's share of them."""
         self.counted_rows = counted_rows
         self.max_rows = most_rows
@@ -23,6 +34,7 @@ class Admission:
         self._most_rows = most_rows
         self._batch_rows = batch_rows
         self._workers = workers
+        self._large_share = large_share
         self._told = "" if counted_rows == least_rows else f", where a request counts as {counted_rows} at most"
         self._row_ns = 0.0  # what a row of a batch takes on a worker
 
@@ -32,9 +44,10 @@ class Admission:
         Raises:
             OverloadedError: there is no room for it.
         """
-        if in_flight + min(rows, self.counted_rows) > self.max_rows:
+        limit = self.max_rows if 2 * rows < self._batch_rows else int(self.max_rows * self._large_share)
+        if in_flight + min(rows, self.counted_rows) > limit:
             raise OverloadedError(
-                f"the queue is full: it holds {in_flight} of {self.max_rows} rows{self._told}; try again later"
+                f"the queue is full: it holds {in_flight} of {limit} rows{self._told}; try again later"
             )
 
     def is_filling(self, in_flight: int) -> bool:

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
@@ -28,6 +29,7 @@ from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
 from service.watch import LOST_MANAGER, Hello, Watch, begin_child, block_signals, end_children, lost
+from service.wire import MAX_PAYLOAD_BYTES
 from service.worker_process import EngineAPI, WorkerPlan
 
 if TYPE_CHECKING:
@@ -35,6 +37,19 @@ if TYPE_CHECKING:
 
 HOST_PATIENCE_S = 8.0  # before LitServe kills an HTTP process; the drain is over long before
 WORKER_RESTART_POLL_S = 0.25
+
+
+def require_results_to_fit(settings: Settings, config: ModelConfig) -> None:
+    """Refuse requests whose rows, or results, no frame to or from a worker holds.
+
+    Raises:
+        StartError: the largest request is one.
+    """
+    most = MAX_PAYLOAD_BYTES // (np.dtype(np.float32).itemsize * max(config.width_in, config.width_out))
+    if settings.request_rows > most:
+        raise StartError(
+            f"--max-request-rows: expected at most {most}, 4 GiB of this model's rows, got {settings.request_rows}"
+        )
 
 
 class Server:
@@ -52,6 +67,7 @@ class Server:
             threads = settings.worker_threads(devices)
         except ValueError as error:
             raise StartError(str(error)) from None
+        require_results_to_fit(settings, config)
         self.state = SharedState(settings.api_servers, len(settings.backends))
         self.state.canary = [settings.canary_weights.get(name, 0.0) for name in settings.backends]
         if settings.default_backend != "auto":

@@ -28,6 +28,7 @@ WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to whic
 # the memory and of the wait; on a GPU, where nothing is measured yet, as many as it may need to be busy.
 BATCH_ROWS = {"cpu": 256, "cuda": 1024}
 REQUEST_ROWS = 1024
+LARGE_SHARE = 0.75  # of the queue for requests of half a batch and more
 QUEUE_ROWS = 2048  # that a worker's queue takes where they are computed soon
 MOST_ROWS = 1 << 20
 
@@ -151,8 +152,8 @@ class Settings(BaseSettings):
         ge=1,
         description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
         "requests get 429; unset: two batches a worker, and at least one for each HTTP process, where a request counts "
-        "as one batch at most; where max-batch-rows is unset too, what is computed in "
-        f"{SHORT_WAIT_NS // 10**6} ms if that is more, up to {QUEUE_ROWS} rows a worker",
+        "as one batch at most; where max-batch-rows is unset too, it counts as half a batch at most, and the bound is "
+        f"what is computed in {SHORT_WAIT_NS // 10**6} ms if that is more, up to {QUEUE_ROWS} rows a worker",
     )
     timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
     max_connections: int = Field(
@@ -332,14 +333,19 @@ class Settings(BaseSettings):
 
         Where the bound is set, it holds whatever comes, and all rows of a request count. Where it is not, those of one
         batch do: more of them wait, but nobody waits for more, since others have their turn between two batches of one
-        request. And where no batch is set either, what is computed soon is let in.
+        request. And where no batch is set either, those of half a batch do, as half of the time others have theirs;
+        such requests leave room for smaller ones; and what is computed soon is let in.
         """
-        bound, is_set = self.queue_rows(device, devices), self.max_queue_rows is not None
-        counted = self.request_rows if is_set else min(self.request_rows, self.batch_rows(device))
-        workers = self.workers * devices
-        most = bound if is_set or self.max_batch_rows is not None else max(bound, QUEUE_ROWS * workers)
-        servers = self.api_servers
-        return Admission(bound // servers, most // servers, counted, self.batch_rows(device), workers / servers)
+        bound, workers, servers = self.queue_rows(device, devices), self.workers * devices, self.api_servers
+        batch_rows = self.batch_rows(device)
+        if self.max_queue_rows is not None:
+            most, counted, large_share = bound, self.request_rows, 1.0
+        elif self.max_batch_rows is not None:
+            most, counted, large_share = bound, min(self.request_rows, batch_rows), 1.0
+        else:
+            most, counted = max(bound, QUEUE_ROWS * workers), min(self.request_rows, batch_rows // 2)
+            large_share = LARGE_SHARE
+        return Admission(bound // servers, most // servers, counted, batch_rows, workers / servers, large_share)
 
     def body_bytes(self, width: int) -> int:
         """Most bytes in one request body, for a model that takes rows of `width` numbers."""

@@ -21,6 +21,7 @@ from typing import NamedTuple
 from service.errors import InternalError
 
 HEADER = struct.Struct("<IBBHIIQQQQ")
+MAX_PAYLOAD_BYTES = (1 << 32) - 1
 
 
 class Kind(enum.IntEnum):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import sys
+import tokenize
 from pathlib import Path
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def read_rows(path: Path | None) -> "Tensor":
             values = np.load(io.BytesIO(data), allow_pickle=False)
         else:
             values = np.array(json.loads(data))
-    except (ValueError, TypeError, RecursionError, EOFError):
+    except (ValueError, TypeError, ArithmeticError, RecursionError, EOFError, SyntaxError, tokenize.TokenError):
         raise InputError(
             f"{name}: expected an .npy array or a JSON list of numbers, every row as long as the others"
         ) from None

@@ -178,3 +178,16 @@ except KeyboardInterrupt:
     print("caught")
 """)
     assert (done.stdout, done.stderr) == ("logged\ncaught\n", "")
+
+
+def test_a_signal_at_the_end_does_not_change_the_status() -> None:
+    done = run("""
+import atexit, signal, sys
+from loadtests import interruption
+
+interruption.handle()
+atexit.register(signal.raise_signal, signal.SIGTERM)
+interruption.ignore()
+sys.exit(3)
+""")
+    assert (done.returncode, done.stderr) == (3, "")

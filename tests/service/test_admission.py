@@ -94,5 +94,14 @@ def test_a_bound_that_is_set_holds_whatever_the_speed() -> None:
         assert let_in(admission, 1) == 10
 
 
+def test_large_requests_leave_room_for_small_ones() -> None:
+    admission = Admission(16, 16, counted_rows=4, batch_rows=8, workers=1, large_share=0.75)
+    assert let_in(admission, 100) == 12
+    with pytest.raises(OverloadedError, match="it holds 12 of 12 rows, where a request counts as 4 at most"):
+        admission.admit(4, 12)
+    assert let_in(admission, 3, 12) == 15
+    assert let_in(admission, 1, 12) == 16
+
+
 def test_a_queue_is_filling_beyond_half_its_bound() -> None:
     assert [fixed(10).is_filling(rows) for rows in (5, 6)] == [False, True]

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.made_model import write_made_model
 from tests.service.running_server import (
     ROOT,
     RunningServer,
@@ -333,3 +334,9 @@ def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(sta
     assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
     assert httpx.put(server.url + "/backend", json={"default": "compiled"}).status_code == 503
     assert server.stop() == 0
+
+
+def test_requests_whose_results_no_frame_holds_end_the_start(tmp_path: Path) -> None:
+    wide = write_made_model(tmp_path, "wide", dim=65536, hidden=1, depth=1)
+    message = "--max-request-rows: expected at most 16383, 4 GiB of this model's rows, got 16384"
+    assert message in refused("--model", str(wide), *EAGER, "--max-request-rows", "16384")

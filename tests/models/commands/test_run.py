@@ -104,6 +104,23 @@ def test_run_refuses_an_array_whose_head_lies(tmp_path: Path, capsys: pytest.Cap
     assert f"expected {8 * count:,} bytes behind its head, as that claims, got 16" in sentence
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"{'descr': '<f8', 'fortran_order': False, 'shape': (0, 9999999999999999999)}\n",
+        b"(" * 3000 + b"\n",
+        b"{'descr\n",
+    ],
+    ids=["beyond any size", "deep", "cut"],
+)
+def test_run_refuses_an_array_whose_head_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], head: bytes
+) -> None:
+    (tmp_path / "in.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
+    sentence = refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
+    assert "expected an .npy array or a JSON list of numbers" in sentence
+
+
 def test_run_never_reads_a_pickle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "in.npy", np.array([{}], dtype=object), allow_pickle=True)
     assert "expected an .npy array" in refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
