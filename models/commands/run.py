@@ -73,7 +73,7 @@ def read_rows(path: Path | None) -> "Tensor":
             values = np.load(io.BytesIO(data), allow_pickle=False)
         else:
             values = np.array(json.loads(data))
-    except (ValueError, TypeError, ArithmeticError, RecursionError, EOFError, SyntaxError, tokenize.TokenError):
+    except (ValueError, TypeError, RecursionError, EOFError, SyntaxError, tokenize.TokenError):
         raise InputError(
             f"{name}: expected an .npy array or a JSON list of numbers, every row as long as the others"
         ) from None
@@ -87,7 +87,7 @@ def require_whole(name: str, data: bytes) -> None:
 
     Raises:
         InputError: it claims more, or less.
-        ValueError: it has no head.
+        ValueError: it has no head, or one of a size that no array has.
     """
     stream = io.BytesIO(data)
     headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -95,6 +95,8 @@ def require_whole(name: str, data: bytes) -> None:
     if version not in headers:
         raise ValueError(version)
     shape, _, dtype = headers[version](stream)
+    if any(size > sys.maxsize for size in shape):
+        raise ValueError(shape)
     claimed, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
     if not dtype.hasobject and claimed != there:
         raise InputError(f"{name}: expected {claimed:,} bytes behind its head, as that claims, got {there:,}")
