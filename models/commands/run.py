@@ -95,11 +95,11 @@ def require_whole(name: str, data: bytes) -> None:
     if version not in headers:
         raise ValueError(version)
     shape, _, dtype = headers[version](stream)
-    if any(size > sys.maxsize for size in shape):
-        raise ValueError(shape)
     claimed, there = math.prod(shape) * dtype.itemsize, len(data) - stream.tell()
     if not dtype.hasobject and claimed != there:
         raise InputError(f"{name}: expected {claimed:,} bytes behind its head, as that claims, got {there:,}")
+    if any(size > sys.maxsize for size in shape):  # beside one that is 0
+        raise ValueError(shape)
 
 
 def to_json(values: Any) -> str:
