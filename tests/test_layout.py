@@ -58,5 +58,25 @@ def test_nothing_that_is_read_is_unpickled(package: str) -> None:
                 assert "Connection" not in called.split("."), path  # multiprocessing's, whose recv unpickles
 
 
+ASKING = {"get", "options", "head", "post", "put", "patch", "delete", "request", "stream", "Client", "AsyncClient"}
+
+
+def calls_without_timeout(source: str) -> list[str]:
+    """What asks over httpx and leaves the time that an answer may take to httpx."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        ast.unparse(call)
+        for call in calls
+        if ast.unparse(call.func) in {f"httpx.{name}" for name in ASKING}
+        and "timeout" not in {keyword.arg for keyword in call.keywords}
+    ]
+
+
+def test_no_test_asks_with_the_timeout_of_httpx_which_a_busy_host_exceeds() -> None:
+    assert len(calls_without_timeout("httpx.get(url), httpx.Client(), httpx.get(url, timeout=60)")) == 2
+    found = {path.name: calls_without_timeout(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+
+
 def test_tests_are_no_packages() -> None:
     assert list((ROOT / "tests").rglob("__init__.py")) == []

@@ -75,7 +75,7 @@ def test_a_backend_that_fails_is_an_entry_and_not_the_replys_end(start: Start, t
     server = start("--model", str(tiny_model), "--backends", "fused,eager", "--api-servers", "2").wait_ready()
 
     def compare(**body: Any) -> Any:
-        return httpx.post(server.url + "/compare", json={"inputs": [[0.5] * 8]} | body).json()
+        return server.post("/compare", json={"inputs": [[0.5] * 8]} | body).json()
 
     late = compare(timeout_ms=1e-6)["backends"]
     assert {entry["code"] for entry in late.values()} == {"deadline_exceeded"}
@@ -90,8 +90,8 @@ def test_a_backend_that_fails_is_an_entry_and_not_the_replys_end(start: Start, t
 def test_without_eager_there_are_no_differences_and_the_reason_is_given(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), "--backends", "fused", MLP_API_KEY="secret").wait_ready()
     body = json.dumps({"inputs": [0.5] * 8})
-    assert httpx.post(server.url + "/compare", content=body).status_code == 401
-    reply = httpx.post(server.url + "/compare", content=body, headers={"x-api-key": "secret"}).json()
+    assert server.post("/compare", content=body).status_code == 401
+    reply = server.post("/compare", content=body, headers={"x-api-key": "secret"}).json()
     entry = reply["backends"]["fused"]
     assert (entry["max_abs_diff"], entry["max_rel_diff"]) == (None, None)
     assert entry["reason"].startswith("eager is not ready on this server")

@@ -110,24 +110,23 @@ def test_the_default_backend_can_be_switched_and_follows_what_is_available_by_de
     start: Start, tiny_model: Any
 ) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager,fused", "--api-servers", "2").wait_ready()
-    url = server.url
 
     def used() -> set[str]:
         found: set[str] = set()
         for _ in range(12):  # a new connection each time, so that both HTTP processes answer some
-            found.add(httpx.post(url + "/predict", json={"inputs": [0.5] * 8}).json()["backend"])
+            found.add(server.post("/predict", json={"inputs": [0.5] * 8}).json()["backend"])
         return found
 
-    before = httpx.get(url + "/backend").json()
+    before = server.get("/backend").json()
     assert (before["default"], before["is_auto"]) == ("fused", True)
     fused = before["backends"]["fused"]
     assert (fused["implementation"], fused["state"], fused["reason"]) == ("onednn", "ready", None)
     assert used() == {"fused"}
-    after = httpx.put(url + "/backend", json={"default": "eager"}).json()
+    after = server.put("/backend", json={"default": "eager"}).json()
     assert (after["default"], after["is_auto"]) == ("eager", False)
     assert used() == {"eager"}
-    assert httpx.post(url + "/predict/fused", json={"inputs": [0.5] * 8}).json()["backend"] == "fused"
-    assert httpx.put(url + "/backend", json={"default": "auto"}).json() == before
+    assert server.post("/predict/fused", json={"inputs": [0.5] * 8}).json()["backend"] == "fused"
+    assert server.put("/backend", json={"default": "auto"}).json() == before
 
 
 @pytest.mark.parametrize(
@@ -173,7 +172,7 @@ def test_two_workers_share_the_load(start: Start, tiny_model: Any) -> None:
     statuses: list[int] = []
 
     def load() -> None:
-        with httpx.Client(base_url=server.url) as client:
+        with httpx.Client(base_url=server.url, timeout=60) as client:
             statuses.extend(client.post("/predict", json={"inputs": [0.5] * 8}).status_code for _ in range(30))
 
     threads = [threading.Thread(target=load) for _ in range(8)]

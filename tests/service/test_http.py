@@ -236,7 +236,7 @@ def test_clients_that_reset_their_connection_leave_no_trace_in_the_log(server: R
         with socket.create_connection(("127.0.0.1", server.port)) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(request_bytes() * 3)
-    assert httpx.post(server.url + "/predict", json={"inputs": GOOD}).status_code == 200
+    assert server.post("/predict", json={"inputs": GOOD}).status_code == 200
     server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)
     assert server.metric("mlp_requests_total") > answered
     assert server.output == before
@@ -268,7 +268,7 @@ def test_a_result_that_json_cannot_hold_is_an_error_for_its_caller_alone(start: 
     def ask(client: httpx.Client, index: int, backend: str, value: float) -> None:
         replies[index, backend] = client.post(f"/predict/{backend}", json={"inputs": [[value] * 8]})
 
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         for backend in ("eager", "fused"):
             expected = client.post(f"/predict/{backend}", json={"inputs": [[0.5] * 8]}).json()["outputs"]
             values = [3e38 if index % 4 == 0 else 0.5 for index in range(16)]
@@ -318,7 +318,7 @@ def test_a_request_id_is_echoed_and_one_is_made_where_none_or_a_wild_one_came(cl
 def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Start, tiny_model: Path) -> None:
     guarded = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="hush-hush").wait_ready()
     guarded.wait_until(lambda: "/docs, which asks for the key as well)" in guarded.output)
-    with httpx.Client(base_url=guarded.url) as client:
+    with httpx.Client(base_url=guarded.url, timeout=60) as client:
         body = {"inputs": [0.5] * 8}
         for path in ("/predict", "/backend", "/model", "/docs", "/nope", "/static/nope.js", "/static/"):
             reply = client.get(path, headers={"x-api-key": "hush"})
@@ -337,7 +337,7 @@ def test_a_full_queue_is_overloaded(start: Start, tiny_model: Path) -> None:
     statuses: list[int] = []
 
     def load() -> None:
-        with httpx.Client(base_url=small.url) as client:
+        with httpx.Client(base_url=small.url, timeout=60) as client:
             for _ in range(50):
                 reply = client.post("/predict", json={"inputs": [[0.5] * 8] * 3})
                 statuses.append(reply.status_code)

@@ -84,15 +84,15 @@ def test_one_profile_runs_at_a_time_and_traces_are_few_whichever_process_answers
     for reply in refused:
         assert (reply.status_code, reply.json()["code"], reply.headers["retry-after"]) == (429, "overloaded", "1")
     traces = [ask().json()["trace"] for _ in range(MAX_TRACES + 2)]
-    statuses = [[httpx.get(server.url + trace).status_code for trace in traces] for _ in range(4)]
+    statuses = [[server.get(trace).status_code for trace in traces] for _ in range(4)]
     assert statuses == [[404] * 2 + [200] * MAX_TRACES] * 4
     assert server.stop() == 0
 
 
 def test_a_profile_needs_the_key_and_ends_with_its_worker(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager", "--api-key", "secret").wait_ready()
-    assert httpx.post(server.url + "/profile", json={}).status_code == 401
-    assert httpx.get(f"{server.url}/profile/{'0' * 32}.json").status_code == 401
+    assert server.post("/profile", json={}).status_code == 401
+    assert server.get(f"/profile/{'0' * 32}.json").status_code == 401
     with httpx.Client(base_url=server.url, headers={"x-api-key": "secret"}, timeout=60) as client:
 
         def in_flight() -> bool:

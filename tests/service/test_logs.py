@@ -30,8 +30,8 @@ def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) 
     server = start("--model", str(tiny_model), *EAGER, "--log-format", "json", "--log-requests").wait_ready()
     good, bad = {"inputs": [[0.5] * 8] * 3}, {"inputs": [[0.5] * 7]}
     for name, body in (("a", good), ("b", bad)):
-        httpx.post(server.url + "/predict", json=body, headers={"x-request-id": name})
-    httpx.get(server.url + "/backend")
+        server.post("/predict", json=body, headers={"x-request-id": name})
+    server.get("/backend")
     content = json.dumps(ROWS).encode()
     whole = b"content-length: %d\r\nx-request-id: c\r\n\r\n%b" % (len(content), content)
     chunked = b"transfer-encoding: chunked\r\nx-request-id: d\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(content), content)
@@ -65,7 +65,7 @@ def test_each_request_leaves_a_line_where_asked(start: Start, tiny_model: Path) 
 def test_no_request_leaves_a_line_unless_asked(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), *EAGER).wait_ready()
     before = server.output
-    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
+    assert server.post("/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
     assert server.stop() == 0
     assert server.output == before
 

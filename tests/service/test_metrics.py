@@ -4,7 +4,6 @@ import re
 import threading
 from pathlib import Path
 
-import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -117,7 +116,7 @@ def test_every_scrape_is_exact_however_many_processes_answer(start: Start, tiny_
     def ask(backend: str) -> None:
         for index in range(25):  # a connection each, so that both processes take some
             body = {"inputs": [[0.5] * (8 if index % 5 else 7)] * 3}
-            httpx.post(f"{server.url}/predict/{backend}", json=body)
+            server.post(f"/predict/{backend}", json=body)
 
     threads = [threading.Thread(target=ask, args=(backend,)) for backend in ("eager", "fused", "fused", "turbo")]
     for thread in threads:
@@ -125,7 +124,7 @@ def test_every_scrape_is_exact_however_many_processes_answer(start: Start, tiny_
     for thread in threads:
         thread.join()
     for _ in range(10):
-        text = httpx.get(server.url + "/metrics").text
+        text = server.get("/metrics").text
         assert value(text, "mlp_requests_total", backend="eager", status="200") == 20
         assert value(text, "mlp_requests_total", backend="fused", status="200") == 40
         assert value(text, "mlp_request_seconds_count", backend="fused") == 40

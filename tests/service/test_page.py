@@ -348,7 +348,7 @@ def test_the_chart_moves_with_the_servers_counters(shown: Browser, client: httpx
     done = threading.Event()
 
     def load() -> None:
-        with httpx.Client(base_url=str(client.base_url)) as own:
+        with httpx.Client(base_url=str(client.base_url), timeout=60) as own:
             while not done.wait(0.02):
                 own.post("/predict/eager", json={"inputs": [0.5] * 64})
 
@@ -476,7 +476,7 @@ ROUTES = "return [...document.querySelectorAll('#routes a')].map(link => link.hr
 def test_the_routes_are_linked_where_no_key_is_asked_for(shown: Browser, server: RunningServer) -> None:
     links = shown.evaluate(ROUTES)
     assert links == [server.url + path for path in ("/docs", "/openapi.json", "/metrics")]
-    assert {httpx.get(link).status_code for link in links} == {200}
+    assert {httpx.get(link, timeout=60).status_code for link in links} == {200}
     assert shown.evaluate("return document.getElementById('routes-reason').hidden")
 
 
@@ -496,7 +496,7 @@ def test_where_a_key_is_asked_for_no_link_leads_to_a_refusal_and_the_page_says_w
     assert (count > 40, faint) == (True, [])
     command = text(browser, "routes-command")
     assert command == f"curl -H 'X-API-Key: …' {locked.url}/metrics"
-    assert httpx.get(command.split()[-1], headers={b"x-api-key": KEY.encode()}).status_code == 200
+    assert httpx.get(command.split()[-1], headers={b"x-api-key": KEY.encode()}, timeout=60).status_code == 200
 
 
 @NEEDS_CHROMIUM

@@ -357,7 +357,7 @@ def test_a_length_with_leading_zeros_is_a_length(server: RunningServer, target: 
 def test_a_client_that_leaves_in_a_body_of_the_app_leaves_no_traceback(server: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(b"PUT /backend HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\nab")
-    assert httpx.get(server.url + "/v2/health/live").status_code == 200
+    assert server.get("/v2/health/live").status_code == 200
     assert "Traceback" not in server.output
 
 

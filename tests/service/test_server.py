@@ -129,17 +129,17 @@ def test_liveness_comes_before_readiness_and_readiness_only_when_warm(start: Sta
     server.wait_until(lambda: "warming up" in server.output)  # which takes seconds where one backend is compiled
     with server.stopped("worker"):
         server.wait_until(lambda: server.answers("/v2/health/live", 200))
-        early = httpx.get(server.url + "/v2/health/ready")
+        early = server.get("/v2/health/ready")
         assert (early.status_code, early.json()["code"]) == (503, "not_ready")
         assert early.headers["retry-after"]
-        assert httpx.get(server.url + "/health").status_code == 503
-        predicted = httpx.post(server.url + "/predict", json={"inputs": [0] * 64})
+        assert server.get("/health").status_code == 503
+        predicted = server.post("/predict", json={"inputs": [0] * 64})
         assert (predicted.status_code, predicted.json()["code"]) == (503, "not_ready")
-        starting = httpx.get(server.url + "/backend").json()
+        starting = server.get("/backend").json()
         assert starting["default"] is None
         assert {state["state"] for state in starting["backends"].values()} == {"starting"}
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
-    states = httpx.get(server.url + "/backend").json()["backends"]
+    states = server.get("/backend").json()["backends"]
     assert {name: state["state"] for name, state in states.items()} == dict.fromkeys(states, "ready")
     assert server.stop() == 0
     assert "Warning" not in server.output
@@ -191,7 +191,7 @@ def test_a_worker_that_dies_answers_what_it_held_with_worker_lost(start: Start, 
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     assert server.metric("mlp_worker_restarts_total") == 1
     assert (server.metric("mlp_inflight_requests"), server.metric("mlp_queue_rows")) == (0, 0)
-    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
+    assert server.post("/predict", json={"inputs": [[0.5] * 8]}).status_code == 200
     assert server.stop() == 0
 
 
@@ -246,7 +246,7 @@ def test_a_worker_does_not_come_back_with_another_model(start: Start, tiny_model
     (tiny_model / "config.json").write_text(json.dumps(config | {"init": {"seed": 1}}))
     os.kill(server.pid_of("worker"), signal.SIGKILL)
     server.wait_until(lambda: "changed since the server started" in server.output)
-    assert httpx.post(server.url + "/predict", json={"inputs": [0.5] * 8}).json()["code"] == "not_ready"
+    assert server.post("/predict", json={"inputs": [0.5] * 8}).json()["code"] == "not_ready"
     assert server.stop() == 0
 
 
@@ -326,13 +326,13 @@ def test_a_default_backend_that_cannot_run_ends_the_start_with_its_reason(start:
 def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(start: Start, tiny_model: Path) -> None:
     server = start("--model", str(tiny_model), PATH="/nonexistent", CXX="/opt/inner/bin/cxx").wait_ready()
     assert re.search(r"backend +compiled +unavailable: .*compiler and '/opt/inner/bin/cxx' does not run", server.output)
-    asked = httpx.post(server.url + "/predict/compiled", json={"inputs": [[0.5] * 8]})
+    asked = server.post("/predict/compiled", json={"inputs": [[0.5] * 8]})
     assert (asked.status_code, asked.json()["code"]) == (503, "backend_unavailable")
-    for told in (asked.text, httpx.get(server.url + "/backend").text):  # callers learn of no path
+    for told in (asked.text, server.get("/backend").text):  # callers learn of no path
         assert "compiler and 'cxx' does not run" in told
     assert "available: eager, fused" in asked.json()["error"]
-    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
-    assert httpx.put(server.url + "/backend", json={"default": "compiled"}).status_code == 503
+    assert server.post("/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
+    assert server.put("/backend", json={"default": "compiled"}).status_code == 503
     assert server.stop() == 0
 
 

@@ -84,7 +84,7 @@ def ask(
 ) -> httpx.Response:
     headers = {"x-request-id": request_id, "traceparent": traceparent}
     given = {name: value for name, value in headers.items() if value}
-    return httpx.post(server.url + path, json={"inputs": [[0.5] * width] * 2}, headers=given)
+    return server.post(path, json={"inputs": [[0.5] * width] * 2}, headers=given)
 
 
 def loads_the_sdk(server: RunningServer) -> bool:
@@ -100,10 +100,10 @@ def test_a_request_leaves_a_span_for_each_of_its_stages(start: Start, tiny_model
     assert ask(server, traceparent=f"00-{TRACE}-{PARENT}-00").status_code == 200  # which the caller does not record
     assert ask(server, path="/predict/eager").status_code == 200
     assert ask(server, width=7).status_code == 400
-    httpx.post(server.url + "/predict", content=b"x", headers={"content-type": "text/plain"})
+    server.post("/predict", content=b"x", headers={"content-type": "text/plain"})
     with server.stopped("worker"):
         late = {"inputs": [[0.5] * 8], "timeout_ms": 20}
-        assert httpx.post(server.url + "/predict", json=late).status_code == 504
+        assert server.post("/predict", json=late).status_code == 504
     assert server.stop() == 0  # what is left is sent at the end: no span was due before
     assert collector.services == {"fused-mlp-server"}
     first, second, bad, media, expired = collector.requests

@@ -91,8 +91,8 @@ def test_requests_of_more_rows_than_a_batch_are_answered_whole_and_counted_once(
     bounds = ("--max-batch-rows", "4", "--max-request-rows", "50", "--shadow-rate", "1")
     server = start("--model", str(tiny_model), "--backends", "eager,fused", *bounds).wait_ready()
     inputs = pixels(50)[:, :8] / 16
-    replies = [httpx.post(server.url + "/predict", json={"inputs": inputs[:rows].tolist()}) for rows in (11, 50)]
-    alone = [httpx.post(server.url + "/predict", json={"inputs": [row.tolist()]}) for row in inputs]
+    replies = [server.post("/predict", json={"inputs": inputs[:rows].tolist()}) for rows in (11, 50)]
+    alone = [server.post("/predict", json={"inputs": [row.tolist()]}) for row in inputs]
     expected = np.concatenate([outputs(reply) for reply in alone])
     for rows, reply in zip((11, 50), replies, strict=True):
         np.testing.assert_allclose(outputs(reply), expected[:rows], rtol=1e-5, atol=1e-5)
@@ -101,13 +101,13 @@ def test_requests_of_more_rows_than_a_batch_are_answered_whole_and_counted_once(
     assert server.metric("mlp_requests_total", backend="fused", status="200") == 2 + 50
     assert server.metric("mlp_batch_rows_sum", backend="fused") == 2 * 4 + 50
     assert (server.metric("mlp_queue_rows"), server.metric("mlp_backend_fallbacks_total")) == (0, 0)
-    compared = httpx.post(server.url + "/compare", json={"inputs": inputs.tolist()}).json()
+    compared = server.post("/compare", json={"inputs": inputs.tolist()}).json()
     assert {name: each["batch_rows"] for name, each in compared["backends"].items()} == {"eager": 4, "fused": 4}
     assert compared["backends"]["fused"]["max_rel_diff"] < 1e-5
-    told = httpx.get(server.url + "/model").json()
+    told = server.get("/model").json()
     assert (told["max_request_rows"], told["max_batch_rows"]) == (50, 4)
     for path, body in (("/predict", {"inputs": [[0.5] * 8] * 51}), ("/profile", {"rows": 5})):
-        assert httpx.post(server.url + path, json=body).status_code == 413
+        assert server.post(path, json=body).status_code == 413
     assert server.stop() == 0
 
 

@@ -40,12 +40,12 @@ def test_what_exceeds_the_queue_is_refused_while_it_is_full_and_the_rest_answere
             assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
             assert refused.headers["retry-after"] == "1"
         assert accepted == []
-        assert httpx.get(server.url + "/v2/health/ready").status_code == 200
+        assert server.get("/v2/health/ready").status_code == 200
         assert resident_kib(server.pid_of("http")) < held + (8 << 10)
     for thread in threads:
         thread.join()
     assert [reply.status_code for reply in accepted] == [200] * (BOUND // 3)
-    assert httpx.post(server.url + "/predict", json=body).status_code == 200
+    assert server.post("/predict", json=body).status_code == 200
     assert server.metric("mlp_rejected_total", code="overloaded") == 1500
     assert server.metric("mlp_queue_rows") == 0
     assert server.stop() == 0
@@ -73,7 +73,7 @@ def test_under_several_times_capacity_every_request_is_answered_or_refused_and_c
     for status in (200, 429):
         assert server.metric("mlp_requests_total", status=str(status)) == statuses.count(status)
     assert (server.metric("mlp_queue_rows"), server.metric("mlp_inflight_requests")) == (0, 0)
-    assert httpx.post(server.url + "/predict", json={"inputs": [[0.5] * 8] * 4}).status_code == 200
+    assert server.post("/predict", json={"inputs": [[0.5] * 8] * 4}).status_code == 200
     assert server.stop() == 0
 
 

@@ -35,7 +35,7 @@ class PlantedServer(RunningServer):
 
     def state(self) -> dict[str, str]:
         """What `GET /backend` says of fused, from a connection of its own."""
-        state: dict[str, str] = httpx.get(self.url + "/backend").json()["backends"]["fused"]
+        state: dict[str, str] = self.get("/backend").json()["backends"]["fused"]
         return state
 
     def fallbacks(self, reason: str) -> float:
@@ -58,7 +58,7 @@ class Load:
 
     def __init__(self, server: PlantedServer) -> None:
         self._server = server
-        self._expected = httpx.post(server.url + "/predict/eager", json={"inputs": ROWS}).json()["outputs"]
+        self._expected = server.post("/predict/eager", json={"inputs": ROWS}).json()["outputs"]
         self._is_over = False
         self.calls: list[Call] = []
 
@@ -122,7 +122,7 @@ def server(planted_server: PlantedServer) -> Iterator[PlantedServer]:
     yield planted_server
     planted_server.plant("")
     for default in ("fused", "auto"):
-        assert httpx.put(planted_server.url + "/backend", json={"default": default}).status_code == 200
+        assert planted_server.put("/backend", json={"default": default}).status_code == 200
     assert planted_server.state()["state"] == "ready"
 
 
@@ -131,7 +131,7 @@ def server(planted_server: PlantedServer) -> Iterator[PlantedServer]:
 def test_no_reply_is_wrong_once_it_is_detected_and_no_caller_who_names_no_backend_fails(
     server: PlantedServer, fault: str, default: str
 ) -> None:
-    assert httpx.put(server.url + "/backend", json={"default": default}).status_code == 200
+    assert server.put("/backend", json={"default": default}).status_code == 200
     before, load, logged = server.fallbacks(fault), Load(server), server.output.count("backend fused is taken out")
     with load.running():
         load.wait_for(20)
@@ -155,20 +155,20 @@ def test_no_reply_is_wrong_once_it_is_detected_and_no_caller_who_names_no_backen
     assert state["taken_out_at"][:2] == "20"
     assert server.fallbacks(fault) == before + 1
     assert server.output.count("backend fused is taken out") == logged + 1
-    document = httpx.get(server.url + "/backend").json()
+    document = server.get("/backend").json()
     assert (document["default"], document["is_auto"]) == ("eager", default == "auto")
 
     server.plant("")
-    assert httpx.put(server.url + "/backend", json={"default": "fused"}).json()["default"] == "fused"
+    assert server.put("/backend", json={"default": "fused"}).json()["default"] == "fused"
     for _ in range(8):  # a connection each, so that both HTTP processes answer some
-        assert httpx.post(server.url + "/predict/fused", json={"inputs": ROWS}).headers["x-backend"] == "fused"
+        assert server.post("/predict/fused", json={"inputs": ROWS}).headers["x-backend"] == "fused"
     assert "backend fused is put back" in server.output
 
 
 def test_a_backend_that_is_put_back_and_still_wrong_is_taken_out_again(server: PlantedServer) -> None:
     server.plant("drift")
     for _ in range(2):
-        assert httpx.put(server.url + "/backend", json={"default": "fused"}).status_code == 200
+        assert server.put("/backend", json={"default": "fused"}).status_code == 200
         before = server.fallbacks("drift")
         load = Load(server)
         with load.running():
@@ -179,15 +179,15 @@ def test_a_backend_that_is_put_back_and_still_wrong_is_taken_out_again(server: P
 
 def test_a_caller_who_names_a_backend_gets_its_fault(server: PlantedServer) -> None:
     server.plant("fault")
-    reply = httpx.post(server.url + "/predict/fused", json={"inputs": ROWS})
+    reply = server.post("/predict/fused", json={"inputs": ROWS})
     assert (reply.status_code, reply.json()["code"]) == (500, "internal")
     assert "planted" not in reply.text
     assert "planted: an illegal memory access" in server.output
-    reply = httpx.post(server.url + "/predict/fused", json={"inputs": ROWS})
+    reply = server.post("/predict/fused", json={"inputs": ROWS})
     assert (reply.status_code, reply.json()["code"], reply.headers["retry-after"]) == (503, "backend_unavailable", "30")
-    compared = httpx.post(server.url + "/compare", json={"inputs": ROWS}).json()["backends"]
+    compared = server.post("/compare", json={"inputs": ROWS}).json()["backends"]
     assert list(compared) == ["eager"]
-    compared = httpx.post(server.url + "/compare", json={"inputs": ROWS, "backends": ["eager", "fused"]}).json()
+    compared = server.post("/compare", json={"inputs": ROWS, "backends": ["eager", "fused"]}).json()
     assert compared["backends"]["fused"]["code"] == "backend_unavailable"
     assert compared["backends"]["eager"]["max_abs_diff"] == 0
 
@@ -198,7 +198,7 @@ def test_eager_is_never_taken_out_and_rows_at_fault_accuse_no_backend(server: Pl
     nan = head + b"\x00\x00\xc0\x7f" * 64
     headers = {"inference-header-content-length": str(len(head))}
     for _ in range(20):
-        reply = httpx.post(server.url + "/v2/models/digits/infer", content=nan, headers=headers)
+        reply = server.post("/v2/models/digits/infer", content=nan, headers=headers)
         assert (reply.status_code, reply.json()["code"]) == (422, "non_finite_output")
     assert server.state()["state"] == "ready"
 
@@ -207,23 +207,23 @@ def test_canaries_take_their_share_and_can_be_changed(server: PlantedServer) -> 
     def backends(count: int) -> set[str]:
         found: set[str] = set()
         for _ in range(count):
-            found.add(httpx.post(server.url + "/predict", json={"inputs": ROWS}).headers["x-backend"])
+            found.add(server.post("/predict", json={"inputs": ROWS}).headers["x-backend"])
         return found
 
     assert "canary    eager 0.1\nshadow    0.2 of the requests" in server.output
-    assert httpx.get(server.url + "/backend").json()["canary"] == {"eager": 0.1}
+    assert server.get("/backend").json()["canary"] == {"eager": 0.1}
     try:
-        reply = httpx.put(server.url + "/backend", json={"canary": {"eager": 0.5}}).json()
+        reply = server.put("/backend", json={"canary": {"eager": 0.5}}).json()
         assert (reply["canary"], reply["default"]) == ({"eager": 0.5}, "fused")
         assert backends(60) == {"eager", "fused"}
-        assert httpx.put(server.url + "/backend", json={"canary": {}}).json()["canary"] == {}
+        assert server.put("/backend", json={"canary": {}}).json()["canary"] == {}
         assert backends(20) == {"fused"}
-        assert httpx.put(server.url + "/backend", json={"canary": {"eager": 1}}).json()["canary"] == {"eager": 1}
+        assert server.put("/backend", json={"canary": {"eager": 1}}).json()["canary"] == {"eager": 1}
         assert backends(20) == {"eager"}
         bad = [{"turbo": 0.1}, {"eager": 1.5}, {"eager": 0.6, "fused": 0.6}, {"eager": "x"}]
         for canary in bad:
-            refused = httpx.put(server.url + "/backend", json={"canary": canary})
+            refused = server.put("/backend", json={"canary": canary})
             assert (refused.status_code, refused.json()["code"]) == (400, "bad_request")
-        assert httpx.get(server.url + "/backend").json()["canary"] == {"eager": 1}
+        assert server.get("/backend").json()["canary"] == {"eager": 1}
     finally:
-        httpx.put(server.url + "/backend", json={"canary": {"eager": 0.1}})
+        server.put("/backend", json={"canary": {"eager": 0.1}})
