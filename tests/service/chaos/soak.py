@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ class Callers:
     interval_s: float  # of each caller; 0: as soon as it is answered
     checked_share: float = 0.05  # of the answers
     counts: "collections.Counter[str]" = field(default_factory=collections.Counter)
+    asked: "collections.Counter[int]" = field(default_factory=collections.Counter)  # by each caller
     slowest_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -71,6 +73,7 @@ class Callers:
             time.sleep(max(0.0, due_s - time.monotonic()))
             due_s = due_s + self.interval_s if self.interval_s else time.monotonic()
             question = draw.choice(self.questions[seed])
+            self.asked[seed] += 1
             began_s = time.monotonic()
             try:
                 connection.request("POST", "/predict", question.body, {"content-type": "application/json"})
@@ -226,8 +229,17 @@ def measured_capacity(port: int, questions: list[list[Question]]) -> float:
     return (callers.counts["200"] + callers.counts["400"]) / MEASURE_S
 
 
-def soak(lives: Lives, questions: list[list[Question]], seconds: float, rate: float) -> dict[str, Any]:
-    """Load and disturb; return what callers and servers counted, and what each process held."""
+def soak(
+    lives: Lives,
+    questions: list[list[Question]],
+    seconds: float,
+    rate: float,
+    is_enough: Callable[["collections.Counter[str]", Callers], bool] = lambda _done, _callers: False,
+) -> dict[str, Any]:
+    """Load and disturb; return what callers and servers counted, and what each process held.
+
+    It ends after `seconds`, or before, once the disturbances that are done and what was asked are enough.
+    """
     before = lives.counted()
     memory, start_s = Memory(), time.monotonic()
     callers = Callers(lives.server.port, questions, start_s + seconds, CALLERS / rate)
@@ -250,6 +262,8 @@ def soak(lives: Lives, questions: list[list[Question]], seconds: float, rate: fl
         done[what] += 1
         every_s = {"kill": KILL_EVERY_S, "reload": RELOAD_EVERY_S, "switch": SWITCH_EVERY_S, "sample": SAMPLE_EVERY_S}
         due[what] = max(due[what] + every_s[what], time.monotonic() - start_s)
+        if is_enough(done, callers):
+            callers.end_s = time.monotonic()
     callers.join()
     server = lives.server
     server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)

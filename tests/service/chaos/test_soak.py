@@ -1,6 +1,7 @@
 """The soak's judge sees what was planted, and a short soak of a real server finds nothing."""
 
-import time
+import math
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.service.chaos import soak
+from tests.service.running_server import START_LIMIT_S
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -67,20 +69,32 @@ def test_another_answer_is_told_from_the_right_one(outputs: list[list[float]]) -
     assert not soak.agree(outputs, [[1.0, 2.0]])
 
 
+def has_each_asked(callers: soak.Callers, times: int) -> bool:
+    return all(callers.asked[index] >= times for index in range(soak.CALLERS))
+
+
+def is_enough(done: Counter[str], callers: soak.Callers) -> bool:
+    return done["kill"] >= 1 and done["switch"] >= 1 and has_each_asked(callers, 12)
+
+
 @pytest.mark.slow
 def test_a_short_soak_finds_nothing_wrong_and_sees_a_wrong_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in {"KILL_EVERY_S": 2.0, "SWITCH_EVERY_S": 0.4, "QUESTIONS": 4}.items():
+    for name, value in {"KILL_EVERY_S": 1.0, "SWITCH_EVERY_S": 0.4, "QUESTIONS": 4}.items():
         monkeypatch.setattr(soak, name, value)
     lives = soak.Lives(tmp_path)
     try:
         questions = soak.asked_eager(lives.server.port)
         false = [[replace(each, expected=[[9.0]]) for each in some] for some in questions]
-        callers = soak.Callers(lives.server.port, false, time.monotonic() + 0.2, 0.0, checked_share=1.0)
-        callers.join()
+        callers = soak.Callers(lives.server.port, false, math.inf, 0.0, checked_share=1.0)
+        try:
+            lives.server.wait_until(lambda: has_each_asked(callers, 3))
+        finally:
+            callers.end_s = 0.0
+            callers.join()
         assert callers.counts["wrong"] == callers.counts["200"] > 0
-        found = soak.soak(lives, questions, seconds=2.5, rate=40.0)
+        found = soak.soak(lives, questions, seconds=START_LIMIT_S, rate=40.0, is_enough=is_enough)
     finally:
         lives.server.end()
     assert soak.judge(found) == []
