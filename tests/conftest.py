@@ -40,7 +40,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
+@contextlib.contextmanager
 def starter(directory: Path) -> Iterator[Start]:
+    """Start servers that end with it."""
     servers: list[RunningServer] = []
 
     def start(*arguments: str, **environment: str) -> RunningServer:
@@ -48,15 +50,18 @@ def starter(directory: Path) -> Iterator[Start]:
         servers.append(server)
         return server
 
-    yield start
-    for server in servers:
-        server.end()
+    try:
+        yield start
+    finally:
+        for server in servers:
+            server.end()
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start servers that end with the test."""
-    yield from starter(tmp_path)
+    with starter(tmp_path) as start:
+        yield start
 
 
 @pytest.fixture(scope="module")
@@ -67,22 +72,21 @@ def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """
     directory = tmp_path_factory.mktemp("lent")
     model = write_made_model(directory, "tiny", dim=8, hidden=16, depth=1)
-    generator = starter(directory)
-    start = next(generator)
     servers: dict[object, RunningServer] = {}
+    with starter(directory) as start:
 
-    def lend(*arguments: str, **environment: str) -> RunningServer:
-        chosen = (arguments, tuple(environment.items()))
-        if chosen not in servers:
-            flags = ("--model", str(model), "--backends", "eager")
-            servers[chosen] = start(*flags, *arguments, **environment).wait_ready()
-        return servers[chosen]
+        def lend(*arguments: str, **environment: str) -> RunningServer:
+            chosen = (arguments, tuple(environment.items()))
+            if chosen not in servers:
+                flags = ("--model", str(model), "--backends", "eager")
+                servers[chosen] = start(*flags, *arguments, **environment).wait_ready()
+            server = servers[chosen]
+            server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)  # what the test before has left
+            return server
 
-    yield lend
-    for each in servers.values():
-        assert each.stop() == 0
-    with contextlib.suppress(StopIteration):
-        next(generator)
+        yield lend
+        for each in servers.values():
+            assert each.stop() == 0
 
 
 @pytest.fixture(scope="session")
@@ -96,11 +100,8 @@ def compiled_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(tmp_path_factory: pytest.TempPathFactory, compiled_code: Path) -> Iterator[RunningServer]:
     """The demo model on all three backends, shared by every test that leaves it as it was."""
     directory = tmp_path_factory.mktemp("server")
-    generator = starter(directory)
-    start = next(generator)
-    yield start("--cache-dir", str(compiled_code)).wait_ready()
-    with contextlib.suppress(StopIteration):
-        next(generator)
+    with starter(directory) as start:
+        yield start("--cache-dir", str(compiled_code)).wait_ready()
 
 
 @pytest.fixture(scope="session")

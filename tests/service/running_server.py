@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -80,6 +80,7 @@ class RunningServer:
         self.port = int(arguments[arguments.index("--port") + 1])
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        self._key = environment.get("MLP_API_KEY")
         self.ready_ns = 0  # by the clock that files have; set by `wait_ready`
         ours = ("MLP_", "TRITON_", "TORCHINDUCTOR_")  # a compilation in this process sets the last
         clean = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -108,7 +109,7 @@ class RunningServer:
             assert time.monotonic() < limit, f"still waiting after {START_LIMIT_S} s:\n{self.output}"
             time.sleep(0.02)
 
-    def wait_ready(self) -> "RunningServer":
+    def wait_ready(self) -> Self:
         self.wait_until(lambda: "\nready " in self.output)
         self.ready_ns = time.time_ns()
         return self
@@ -172,7 +173,9 @@ class RunningServer:
         return [replies[index] for index in range(len(calls))]
 
     def _samples(self) -> list[tuple[str, dict[str, str], float]]:
-        with urllib.request.urlopen(self.url + "/metrics", timeout=60) as reply:  # quicker than httpx to set up
+        key = {"x-api-key": os.fsencode(self._key).decode("latin-1")} if self._key else {}
+        ask = urllib.request.Request(self.url + "/metrics", headers=key)
+        with urllib.request.urlopen(ask, timeout=60) as reply:  # quicker than httpx to set up
             families = text_string_to_metric_families(reply.read().decode())
             return [(each.name, each.labels, float(each.value)) for family in families for each in family.samples]
 
@@ -214,6 +217,12 @@ class RunningServer:
         self.process.wait()
 
 
+class HeldServer(RunningServer):
+    """A server whose workers wait when told, as held_server.py says; HOLD has to be set."""
+
+    program = ("-m", "tests.service.held_server")
+
+
 def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
     """Send bytes over a connection of their own and return all that comes until the server closes it.
 
@@ -228,6 +237,15 @@ def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
         while data := connection.recv(65536):
             reply += data
     return reply
+
+
+def answer(port: int, *pieces: bytes) -> bytes:
+    """Return what `talk` does; where an impatient server let the connection go before it got any, talk again."""
+    for _ in range(20):
+        with contextlib.suppress(ConnectionResetError, BrokenPipeError):
+            if reply := talk(port, *pieces):
+                return reply
+    return b""
 
 
 Start = Callable[..., RunningServer]

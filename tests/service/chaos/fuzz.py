@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.service.running_server import ROOT, RunningServer, descendants, memory_kib, talk
+from tests.service.running_server import ROOT, RunningServer, answer, descendants, memory_kib
 
 WIDTH = 64
 SENDERS = 6
@@ -480,7 +480,7 @@ class Fuzz:
         Raises:
             ValueError: it is wrong.
         """
-        head, _, body = talk(self.server.port, GOOD).partition(b"\r\n\r\n")
+        head, _, body = answer(self.server.port, GOOD).partition(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise ValueError(f"a good request got {head + body!r}")
         document = json.loads(body)
@@ -495,7 +495,7 @@ GOOD = GOOD_HEAD % (b"/predict", len(GOOD_BODY), GOOD_BODY)
 
 
 def good_outputs(port: int, backend: str) -> list[float]:
-    reply = talk(port, GOOD_HEAD % (f"/predict/{backend}".encode(), len(GOOD_BODY), GOOD_BODY))
+    reply = answer(port, GOOD_HEAD % (f"/predict/{backend}".encode(), len(GOOD_BODY), GOOD_BODY))
     outputs: list[float] = json.loads(reply.partition(b"\r\n\r\n")[2])["outputs"]
     return outputs
 
