@@ -91,13 +91,17 @@ def test_requests_of_more_rows_than_a_batch_are_answered_whole_and_counted_once(
     bounds = ("--max-batch-rows", "4", "--max-request-rows", "50", "--shadow-rate", "1")
     server = start("--model", str(tiny_model), "--backends", "eager,fused", *bounds).wait_ready()
     inputs = pixels(50)[:, :8] / 16
-    replies = [server.post("/predict", json={"inputs": inputs[:rows].tolist()}) for rows in (11, 50)]
-    alone = [server.post("/predict", json={"inputs": [row.tolist()]}) for row in inputs]
+    answered: list[httpx.Response] = []
+    for rows in (inputs[:11], inputs, *inputs[:, None]):
+        answered.append(server.post("/predict", json={"inputs": rows.tolist()}))
+        server.wait_until(  # its shadow, which is dropped where others are pending
+            lambda: server.metric("mlp_shadow_drift_count", backend="fused") == len(answered)
+        )
+    replies, alone = answered[:2], answered[2:]
     expected = np.concatenate([outputs(reply) for reply in alone])
     for rows, reply in zip((11, 50), replies, strict=True):
         np.testing.assert_allclose(outputs(reply), expected[:rows], rtol=1e-5, atol=1e-5)
         assert (reply.json()["backend"], reply.headers["x-batch-rows"]) == ("fused", "4")
-    server.wait_until(lambda: server.metric("mlp_shadow_drift_count", backend="fused") == 2 + 50)
     assert server.metric("mlp_requests_total", backend="fused", status="200") == 2 + 50
     assert server.metric("mlp_batch_rows_sum", backend="fused") == 2 * 4 + 50
     assert (server.metric("mlp_queue_rows"), server.metric("mlp_backend_fallbacks_total")) == (0, 0)
