@@ -11,36 +11,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from tests.made_model import write_made_model
-from tests.service.running_server import RunningServer, Start, is_alive
+from tests.service.running_server import HeldServer, RunningServer, Start, is_alive
 
 pytestmark = pytest.mark.slow  # real servers
 
-WIDTH = 512
-ROWS = 512
+WIDTH = 8
 STATUSES = ("200", "503")
 
 
-def cpu_ticks(pid: int) -> int:
-    """How long a process has computed, in the kernel's ticks."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
-
-
 @pytest.fixture(scope="module")
-def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Two workers behind two HTTP processes, and a model whose batches take so long that a kill strikes within one."""
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
+    """Two workers behind two HTTP processes."""
     place = tmp_path_factory.mktemp("several")
-    directory = write_made_model(place, "slow", dim=WIDTH, hidden=2048, depth=8)
-    bounds = ("--max-batch-rows", str(ROWS), "--max-queue-rows", str(16 * ROWS))
-    flags = ("--model", str(directory), "--backends", "eager", "--workers", "2", "--api-servers", "2", *bounds)
-    server = RunningServer(place / "log", *flags).wait_ready()
-    yield server
-    assert server.stop() == 0
-    server.end()
+    directory = write_made_model(place, "tiny", dim=WIDTH, hidden=16, depth=1)
+    flags = ("--model", str(directory), "--backends", "eager", "--workers", "2", "--api-servers", "2")
+    server = HeldServer(place / "log", *flags, HOLD=str(place / "hold"))
+    try:
+        yield server.wait_ready()
+        assert server.stop() == 0
+    finally:
+        server.end()
 
 
 class Counts:
@@ -59,20 +52,6 @@ class Counts:
         return self._now()[name] - self._before[name]
 
 
-def infer(server: RunningServer, replies: list[httpx.Response]) -> None:
-    data = np.zeros((ROWS, WIDTH), dtype="<f4").tobytes()
-    tensor = {
-        "name": "input",
-        "shape": [ROWS, WIDTH],
-        "datatype": "FP32",
-        "parameters": {"binary_data_size": len(data)},
-    }
-    head = json.dumps({"inputs": [tensor], "parameters": {"binary_data_output": True}}).encode()
-    headers = {"inference-header-content-length": str(len(head))}
-    url = server.url + "/v2/models/slow/infer"
-    replies.append(httpx.post(url, content=head + data, headers=headers, timeout=120))
-
-
 def small(server: RunningServer) -> httpx.Response:
     return httpx.post(server.url + "/predict", json={"inputs": [0.5] * WIDTH}, timeout=60)
 
@@ -83,23 +62,27 @@ def outcome(reply: httpx.Response) -> str:
 
 def test_a_worker_killed_in_mid_batch_takes_its_own_requests_and_no_others_along(several: RunningServer) -> None:
     victim, other = several.pids_of("worker")
-    counts, accepted, before = Counts(several), several.accepted(), cpu_ticks(victim)
+    counts, accepted = Counts(several), several.accepted()
+    hold = several.log.with_name("hold")
+    hold.write_text(str(victim))
     replies: list[httpx.Response] = []
-    threads = [threading.Thread(target=infer, args=(several, replies)) for _ in range(4)]
-    os.kill(victim, signal.SIGSTOP)
-    for thread in threads:
-        thread.start()
-    several.wait_until(lambda: several.accepted() == accepted + 4)
-    os.kill(victim, signal.SIGCONT)
-    several.wait_until(lambda: cpu_ticks(victim) > before + 5)  # it computes the first that it holds
-    os.kill(victim, signal.SIGKILL)
-    several.wait_until(lambda: several.answers("/v2/health/ready", 503))
-    for thread in threads:
-        thread.join()
-    outcomes = Counter(outcome(reply) for reply in replies)
-    assert set(outcomes) == {"answered", "503 worker_lost"}, outcomes
-    assert {reply.headers.get("retry-after") for reply in replies if reply.status_code == 503} == {"1"}
-    assert {small(several).status_code for _ in range(8)} == {200}  # each HTTP process still has the other worker
+    threads = [threading.Thread(target=lambda: replies.append(small(several))) for _ in range(4)]
+    try:
+        with several.all_stopped("worker"):  # so that an HTTP process which has two requests gives one to each
+            for thread in threads:
+                thread.start()
+            several.wait_until(lambda: several.accepted() == accepted + 4)
+        several.wait_until(hold.with_suffix(".held").exists)
+        os.kill(victim, signal.SIGKILL)
+        several.wait_until(lambda: several.answers("/v2/health/ready", 503))  # the next one is held before it is ready
+        for thread in threads:
+            thread.join()
+        outcomes = Counter(outcome(reply) for reply in replies)
+        assert set(outcomes) == {"answered", "503 worker_lost"}, outcomes
+        assert {reply.headers.get("retry-after") for reply in replies if reply.status_code == 503} == {"1"}
+        assert {small(several).status_code for _ in range(8)} == {200}  # each HTTP process still has the other worker
+    finally:
+        hold.unlink()
     several.wait_until(lambda: several.answers("/v2/health/ready", 200))
     assert (counts["200"], counts["503"]) == (outcomes["answered"] + 8, outcomes["503 worker_lost"])
     assert (several.metric("mlp_inflight_requests"), several.metric("mlp_queue_rows")) == (0, 0)
@@ -124,8 +107,8 @@ def test_when_every_worker_is_killed_everything_is_answered_and_all_come_back(se
     assert {outcome(reply) for reply in replies} == {"503 worker_lost"}
     meanwhile = small(several)
     assert outcome(meanwhile) in ("answered", "503 not_ready")
-    several.wait_until(lambda: several.answers("/v2/health/ready", 200))
     several.wait_until(lambda: counts["restarts"] == 2)
+    several.wait_until(lambda: several.answers("/v2/health/ready", 200))
     assert {small(several).status_code for _ in range(8)} == {200}
     assert counts["503"] == 24 + (meanwhile.status_code == 503)
     assert several.metric("mlp_inflight_requests") == 0
