@@ -33,6 +33,9 @@ def call_until_refused(server: RunningServer, outcomes: "Counter[str]", warm: th
             except httpx.ConnectError:
                 outcomes["refused"] += 1
                 return
+            except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                outcomes["closed"] += 1  # while it was idle, just before this one was sent
+                return
             except httpx.TransportError as error:
                 outcomes[f"lost: {error!r}"] += 1
                 return
@@ -64,14 +67,27 @@ def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(
         assert server.stop() == 0
         for caller in callers:
             caller.join()
-        assert set(outcomes) <= {"200", "503", "refused"}, outcomes
-        assert outcomes["503"] + outcomes["refused"] == CALLERS
+        assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
+        assert outcomes["503"] + outcomes["refused"] + outcomes["closed"] == CALLERS
+        assert outcomes["closed"] <= CALLERS // 4, outcomes  # hardly ever one; nearly all, if what is held were dropped
         lines = [json.loads(line) for line in server.output.splitlines() if line.startswith("{")]
         logged = Counter(str(line["status"]) for line in lines if line["logger"] == "service.requests")
         assert logged == {status: count for status, count in outcomes.items() if status.isdigit()}
         assert [pid for pid in pids if is_alive(pid)] == []
         assert list(Path(place).iterdir()) == []
         assert not server.is_listening()
+
+
+def send_until_full(server: RunningServer, deaf: socket.socket, sent: bytes) -> None:
+    """Send until the server takes no more: it holds nothing, answers others, and reads none of what waits."""
+    deaf.setblocking(False)
+    at = looks = 0
+    while looks < 10:
+        try:
+            at = (at + deaf.send(sent[at:])) % len(sent)
+            looks = 0
+        except BlockingIOError:
+            looks = looks + 1 if server.metric("mlp_inflight_requests") == 0 else 0
 
 
 def test_a_client_that_does_not_read_is_let_go_before_what_waits_is_given_up(start: Start) -> None:
@@ -82,13 +98,10 @@ def test_a_client_that_does_not_read_is_let_go_before_what_waits_is_given_up(sta
     waiting = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(good), good)
     with contextlib.ExitStack() as opened:
         deaf, patient = (
-            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=1)) for _ in range(2)
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60)) for _ in range(2)
         )
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        with contextlib.suppress(TimeoutError):
-            while True:  # until the server lets no more in
-                deaf.sendall(sent)
-        server.wait_until(lambda: server.metric("mlp_queue_rows") == 0)
+        send_until_full(server, deaf, sent)
         with server.stopped("worker"):
             accepted = server.accepted()
             patient.sendall(waiting)
@@ -99,7 +112,6 @@ def test_a_client_that_does_not_read_is_let_go_before_what_waits_is_given_up(sta
             both.register(patient, select.POLLIN)
             ((first, _),) = both.poll(60_000)
             assert first == deaf.fileno()
-            patient.settimeout(60)
             assert b'"draining"' in patient.recv(65536)
     assert server.wait_exit() == 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.service.running_server import Start, resident_kib
+from tests.service.running_server import RunningServer, Start, resident_kib
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -82,18 +82,27 @@ def test_large_json_replies_do_not_keep_small_requests_waiting_behind_all_of_the
 ) -> None:
     config = json.loads((tiny_model / "config.json").read_text())
     (tiny_model / "config.json").write_text(json.dumps(config | {"dim": 4096, "hidden": 8}))
-    server = start("--model", str(tiny_model), *EAGER).wait_ready()
     body = json.dumps({"inputs": [[0] * 4096] * 64}).encode()
     ask = b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    for _ in range(5):  # on a busy host all may be made between two looks, but hardly each time
+        server = start("--model", str(tiny_model), *EAGER).wait_ready()  # one that has not learnt to refuse any
+        unanswered = unanswered_while_made(server, ask)
+        assert server.stop() == 0
+        if set(unanswered) - {0, LARGE}:
+            return
+    pytest.fail("expected small requests to be answered between large ones, got them answered before or after all")
+
+
+def unanswered_while_made(server: RunningServer, ask: bytes) -> list[float]:
+    """How many large requests are unanswered each time that a small one is answered beside them."""
     with contextlib.ExitStack() as opened, server.stopped("worker"):
         for _ in range(LARGE):
             connection = opened.enter_context(socket.create_connection(("127.0.0.1", server.port), timeout=60))
             connection.sendall(ask)
-        server.wait_until(lambda: server.accepted() == LARGE)
+        server.wait_until(lambda: server.metric("mlp_inflight_requests") == LARGE)
         kept = opened.pop_all()
     with kept:  # nobody reads the large replies: what is seen is when they were made
         unanswered = [float(LARGE)]
         while unanswered[-1]:
             unanswered.append(server.metric("mlp_inflight_requests"))
-    assert set(unanswered) - {0, LARGE}
-    assert server.stop() == 0
+    return unanswered
