@@ -1,7 +1,7 @@
 """Which cores a server that is started may use, and which are left to its load: `--server-cpus`.
 
 `python -m loadtests.affinity CPUS COMMAND...` becomes a command that may use some cores alone, and so does all that it
-starts. It is confined before it imports anything, and counts those cores as the ones it has.
+starts. The command is confined before it imports anything, and counts those cores as the ones it has.
 """
 
 import argparse
@@ -89,14 +89,14 @@ def confined(cores: frozenset[int] | None) -> Iterator[None]:
         yield
         return
     before = os.sched_getaffinity(0)
-    move(cores)
+    move_threads(cores)
     try:
         yield
     finally:
-        move(before)
+        move_threads(before)
 
 
-def move(cores: Iterable[int]) -> None:
+def move_threads(cores: Iterable[int]) -> None:
     """Move every thread of this process: libraries have started some, and each has cores of its own."""
     moved: set[str] = set()
     while left := {each.name for each in TASKS.iterdir()} - moved:  # those that one started before it was moved

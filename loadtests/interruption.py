@@ -10,7 +10,7 @@ from typing import Any
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REPEAT_S = 2.0  # in which another signal means the same: what began to end writes what it has
 AGAIN_S = 0.01  # until it is raised again where Python could not pass it on
-UNDIVIDED = ("<frozen importlib._bootstrap>", logging.__file__)  # code that would leave a lock of the process held
+CRITICAL_SECTIONS = ("<frozen importlib._bootstrap>", logging.__file__)  # code that would leave a lock held
 
 _last_s = -REPEAT_S
 
@@ -48,7 +48,7 @@ def _receive(number: int, frame: FrameType | None) -> None:
 
 
 def _raise(_number: int, frame: FrameType | None) -> None:
-    if _is_undivided(frame):
+    if _is_in_critical_section(frame):
         signal.setitimer(signal.ITIMER_REAL, AGAIN_S)
         return
     gevent: Any = sys.modules.get("gevent")  # the commands that send by greenlets have imported it
@@ -60,9 +60,9 @@ def _raise(_number: int, frame: FrameType | None) -> None:
     hub.loop.run_callback_threadsafe(hub.parent.throw, KeyboardInterrupt)
 
 
-def _is_undivided(frame: FrameType | None) -> bool:
+def _is_in_critical_section(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename in UNDIVIDED:
+        if frame.f_code.co_filename in CRITICAL_SECTIONS:
             return True
         frame = frame.f_back
     return False
