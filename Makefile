@@ -77,9 +77,11 @@ bench: $(VENV)/dev.stamp  ## Measure anew what stands under docs/results, and re
 	@$(BIN)/python -m examples.fuse_minilm --threads 1 --repetitions 15 --json docs/results/fuse-minilm.json
 	@$(BIN)/python -m loadtests compare geglu-768 --rows 16 --wire binary --objective-ms 100 --users 1,8 --seconds 2 --warm-up-s 0.5 --out out/compare -- --threads 1
 	@cp out/compare/compare.json docs/results/compare.json
-	-@$(OVERLOAD) --server-cpus 0
+	@rm -rf out/overload
+	@$(OVERLOAD) --server-cpus 0 || [ $$? -eq 1 ]  # an objective that is missed is a result as well
 	@cp out/overload/scenario.json docs/results/overload.json
-	-@$(OVERLOAD)
+	@rm -rf out/overload
+	@$(OVERLOAD) || [ $$? -eq 1 ]  # an objective that is missed is a result as well
 	@cp out/overload/scenario.json docs/results/overload-all-cores.json
 	@PYTHONPATH=. $(BIN)/python tests/service/chaos/soak.py --seconds 600 --json docs/results/soak.json
 	@$(BIN)/python -m docs.render
