@@ -44,14 +44,24 @@ def test_a_server_that_ends_at_once_is_named_by_a_command_that_can_be_repeated()
 def test_a_server_that_is_given_up_while_it_starts_is_ended() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     server = ServerProcess(command, free_port(), "/")
-    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
-    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt), server:
+    has_ended = threading.Event()
+
+    def give_up() -> None:
+        while server.pid is None and not has_ended.wait(0.01):
             pass
+        if not has_ended.is_set():
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    thread = threading.Thread(target=give_up)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.start()
+            with server:
+                pass
     finally:
-        timer.join()
+        has_ended.set()
+        thread.join()
         signal.signal(signal.SIGUSR1, before)
     assert server.pid is not None
     assert not psutil.pid_exists(server.pid)
