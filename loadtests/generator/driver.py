@@ -18,6 +18,7 @@ from loadtests.generator.tally import Tally
 from loadtests.generator.target import ANSWER_LIMIT_S, Payload, Target, payloads
 
 FAILED_PAUSE_S = 0.01  # before a user whose request failed sends the next one
+LONGER_S = 0.1  # that a closed loop goes on at a time, until a reply has come
 
 refine()
 
@@ -73,6 +74,7 @@ class Driver:
         tallies = self.recorder.tallies
         for tally in tallies:
             tally.generator_cpu = watch.value or 0.0
+            tally.measured_s = load.seconds + self.recorder.longer_s
             tally.fault = self.recorder.fault
         return tallies
 
@@ -114,12 +116,22 @@ class Driver:
             runner.stop_users({ClosedLoopUser.__name__: runner.user_count})
 
     def _watch(self, start_s: float) -> float:
-        """Return the share of a core that this process used in the measured time, and end the load after it."""
-        load = self.load
+        """Return the share of a core that this process used in the measured time, and end the load after it.
+
+        A closed loop goes on until a reply has come, at most as long as one is waited for: where none comes in the time
+        that was asked for, this process or the server did not run, or takes longer.
+        """
+        load, recorder = self.load, self.recorder
+        has_users = load.loop == "closed" and load.users > 0
         gevent.sleep(start_s + load.warm_up_s - time.perf_counter())
         began_s, cpu_s = time.perf_counter(), time.process_time()
-        while (left_s := start_s + load.warm_up_s + load.seconds - time.perf_counter()) > 0 and not self.recorder.fault:
-            gevent.sleep(min(left_s, 0.1))
+        while not recorder.fault:
+            if (left_s := recorder.end_s - time.perf_counter()) > 0:
+                gevent.sleep(min(left_s, 0.1))
+            elif has_users and not recorder.has_counted and recorder.longer_s < ANSWER_LIMIT_S:
+                recorder.longer_s += LONGER_S - left_s
+            else:
+                break
         used = (time.process_time() - cpu_s) / (time.perf_counter() - began_s)
         self.is_over = True
         return used

@@ -17,9 +17,10 @@ class Recorder:
     def __init__(self, load: Load, start_s: float) -> None:
         self.tallies = [Tally(backend, rows) for backend, rows in load.kinds]
         self.fault: str | None = None
+        self.longer_s = 0.0  # than the load's own seconds
         self._by_due = load.loop == "open"
         self._start_s = start_s + load.warm_up_s
-        self._end_s = self._start_s + load.seconds
+        self._seconds = load.seconds
         self._sample_every = 1
         self._sample_bytes = 0
         self._lost = 0
@@ -36,7 +37,7 @@ class Recorder:
                 self.fault = f"{self._lost} requests in a row got no reply ({code})"
         else:
             self._lost = 0
-        if not self._start_s <= (outcome.due_s if self._by_due else time.perf_counter()) < self._end_s:
+        if not self._start_s <= (outcome.due_s if self._by_due else time.perf_counter()) < self.end_s:
             return
         tally.sent += 1
         if self._by_due:
@@ -54,15 +55,25 @@ class Recorder:
             tally.stages_ms[stage] += outcome.stages_ms[stage]
         self._keep(tally, payload, outcome)
 
+    @property
+    def end_s(self) -> float:
+        """The end of the measured time, by `perf_counter`."""
+        return self._start_s + self._seconds + self.longer_s
+
+    @property
+    def has_counted(self) -> bool:
+        """Whether a request was counted."""
+        return any(tally.sent for tally in self.tallies)
+
     def unsent(self, kind: int, due_s: float) -> None:
         """Count a request that was not sent: too many are unanswered, or the time was up when its turn came."""
-        if self._start_s <= due_s < self._end_s:
+        if self._start_s <= due_s < self.end_s:
             self.tallies[kind].errors[UNSENT] += 1
             self.tallies[kind].lates_ms.append((time.perf_counter() - due_s) * 1e3)
 
     def lost(self, kind: int, due_s: float) -> None:
         """Count a request that was sent, and whose reply is not waited for any longer."""
-        if self._start_s <= due_s < self._end_s:
+        if self._start_s <= due_s < self.end_s:
             self.tallies[kind].sent += 1
             self.tallies[kind].errors["no_answer"] += 1
 

@@ -39,6 +39,7 @@ class Tally:
     samples: list[Sample] = field(default_factory=list)
     first_ms: float | None = None
     generator_cpu: float = 0.0  # share of a core
+    measured_s: float = 0.0
     bad_reply: str | None = None  # what is wrong with the first of them
     fault: str | None = None  # why the load ended before its time
 
@@ -67,6 +68,7 @@ class Tally:
         self.samples += other.samples
         self.first_ms = other.first_ms if self.first_ms is None else self.first_ms
         self.generator_cpu = max(self.generator_cpu, other.generator_cpu)
+        self.measured_s = max(self.measured_s, other.measured_s)
         self.bad_reply = self.bad_reply or other.bad_reply
         self.fault = self.fault or other.fault
 

@@ -88,7 +88,7 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
     if whole.errors["bad_reply"]:
         return f"{what}: {whole.errors['bad_reply']} replies were not what was asked for; the first: {whole.bad_reply}"
     if load.loop != "open" and not whole.sent:
-        return f"{what}: no reply came in the {load.seconds:g} s that were measured; give it more --seconds"
+        return f"{what}: no reply came in the {whole.measured_s:g} s that were measured; give it more --seconds"
     if whole.sent and whole.errors["connection"] + whole.errors["no_answer"] == whole.sent:
         return f"{what}: the server stopped answering: {codes}"
     if whole.sent and not whole.answered:
@@ -106,7 +106,7 @@ def run_of(
         loop="open" if load.loop == "open" else "closed",
         users=None if load.loop == "open" else load.users,
         rate_per_s=load.rate_per_s if load.loop == "open" else None,
-        seconds=load.seconds,
+        seconds=max(load.seconds, whole.measured_s),
         sent=whole.sent,
         answered=whole.answered,
         errors=dict(whole.errors),

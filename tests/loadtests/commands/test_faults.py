@@ -71,6 +71,17 @@ def test_a_reply_that_is_none_ends_the_comparison_and_the_first_one_is_told(tmp_
     assert (tmp_path / "report.html").exists()
 
 
+def test_a_closed_loop_that_gets_no_reply_in_its_time_goes_on_until_one_has_come(tmp_path: Path) -> None:
+    with faulty_server(slowly(0.3)) as server:
+        plan = ("--rounds", "1", "--users", "1", "--rates", "20", "--seconds", "0.01", "--warm-up-s", "0.01")
+        done = compare(tmp_path, "--url", server.url, "--backends", "fused", "--no-knee", *plan)
+    assert done.returncode == 0, done.stderr
+    closed = read(tmp_path / "compare.json").runs[0]
+    assert closed.answered > 0
+    assert closed.seconds > 0.2  # since a reply took longer than the warm-up and the time that was asked for
+    assert closed.answered_per_s < 10
+
+
 def elsewhere() -> str:
     """An address of this host that is not loopback's, where it has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, contextlib.suppress(OSError):

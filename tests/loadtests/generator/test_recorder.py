@@ -35,6 +35,16 @@ def test_a_closed_loop_counts_by_the_reply() -> None:
     assert recorder.tallies[0].answered == 1
 
 
+def test_a_load_that_goes_on_counts_what_comes_meanwhile() -> None:
+    recorder = Recorder(load("closed"), start_s=time.perf_counter() - 16)
+    recorder(context(due_s=0.0))
+    assert not recorder.has_counted
+    recorder.longer_s = 3600.0
+    recorder(context(due_s=0.0))
+    assert recorder.has_counted
+    assert recorder.tallies[0].answered == 1
+
+
 def test_kinds_are_counted_apart_and_errors_by_code() -> None:
     recorder = Recorder(load(), start_s=0.0)
     recorder(context(11.0, kind=1))
