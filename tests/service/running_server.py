@@ -1,6 +1,7 @@
 """A real server as a process of its own, for tests."""
 
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -21,11 +22,25 @@ TITLE = "fused-mlp-server: "
 START_LIMIT_S = 240  # what a start may take on a busy host; no test asserts on it
 
 
+PORTS = range(20_000, 32_768)  # below those that the system gives to whoever asks for any
+PRIME = 7919  # processes with neighbouring ids begin far apart
+_drawn = itertools.count(PRIME * os.getpid())
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nobody listens on, and that no other test is given before its server does.
+
+    Each worker of pytest-xdist has ports of its own, among which every process begins at another one and counts up.
+    """
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = PORTS[index::count]
+    for _ in mine:
+        port = mine[next(_drawn) % len(mine)]
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"expected a free port of {mine}, got none")
 
 
 def descendants(pid: int) -> set[int]:
