@@ -55,10 +55,9 @@ def test_a_server_that_is_given_up_while_it_starts_is_ended() -> None:
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
     thread = threading.Thread(target=give_up)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            thread.start()
-            with server:
-                pass
+        thread.start()
+        with pytest.raises(KeyboardInterrupt), server:
+            pass
     finally:
         has_ended.set()
         thread.join()

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -171,7 +171,11 @@ def test_a_server_and_its_load_have_cores_of_their_own(tiny_model: Path, tmp_pat
 
 def cores_of(processes: Iterable[psutil.Process]) -> set[frozenset[int]]:
     """The cores of every thread."""
-    return {frozenset(os.sched_getaffinity(thread.id)) for each in processes for thread in each.threads()}
+    found = set()
+    for thread in (thread for each in processes for thread in each.threads()):
+        with suppress(ProcessLookupError):  # it has ended
+            found.add(frozenset(os.sched_getaffinity(thread.id)))
+    return found
 
 
 def test_a_stall_delays_what_is_due_meanwhile_and_none_of_it_is_left_out(server: RunningServer, tmp_path: Path) -> None:
