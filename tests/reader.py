@@ -31,6 +31,8 @@ SMALL = {
     "loadtests scenario": "--users 2 --seconds 1 --backends fused --objective-ms 5000",
     "locust": "-t 1s",
 }
+# The sentence before the commands that a server would share the cores with.
+STOP = "Stop the server first"
 # Those whose status also tells whether an objective was kept to, which a busy host may keep them from.
 JUDGES = ("loadtests scenario",)
 # The backends of a server that `make serve` starts: compiling takes longer than all the rest.
@@ -92,7 +94,7 @@ class Reader:
         """Type every command of a page but some, from top to bottom; return what each one printed."""
         printed = {}
         for block in blocks_of((ROOT / page).read_text()):
-            if "Stop the server first" in block.prose:
+            if STOP in block.prose:
                 self.stop()
             for line in block.commands:
                 if line not in but:

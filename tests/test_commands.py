@@ -15,7 +15,8 @@ import pytest
 
 from loadtests.evidence import read
 from service.settings import load
-from tests.reader import DONE, Reader, commands_of, name_of, readers
+from tests.loadtests.commands.test_compare import ON_ONE_CORE
+from tests.reader import DONE, STOP, Reader, blocks_of, commands_of, name_of, readers
 from tests.service.running_server import RunningServer
 from tests.stand_ins import Cluster, Engine
 
@@ -67,6 +68,11 @@ def test_every_page_with_commands_is_followed() -> None:
     assert set(COMMANDS) == {"README.md", OPERATING, BENCHMARKING, TUTORIAL}
 
 
+def test_the_sentence_that_ends_the_readers_server_is_on_a_page() -> None:
+    blocks = blocks_of((ROOT / TUTORIAL).read_text())
+    assert [STOP in block.prose for block in blocks].count(True) == 1
+
+
 def test_a_command_that_is_left_out_on_one_page_is_run_elsewhere() -> None:
     for (page, line), place in ELSEWHERE.items():
         assert line in COMMANDS[page]
@@ -74,7 +80,9 @@ def test_a_command_that_is_left_out_on_one_page_is_run_elsewhere() -> None:
             assert line in COMMANDS[place]
             assert (place, line) not in ELSEWHERE
     assert 'main(["check", ' in (ROOT / ELSEWHERE[BENCHMARKING, CHECK]).read_text()
-    assert '"--server-cpus", str(mine)' in (ROOT / ELSEWHERE[BENCHMARKING, CORES]).read_text()
+    flag, cores = ON_ONE_CORE  # of the test there
+    assert cores.isdigit()
+    assert f" {flag} " in CORES
 
 
 @pytest.mark.slow

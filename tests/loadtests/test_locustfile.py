@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.loadtests import prepared
+from tests.loadtests import fork_server
 from tests.loadtests.faulty_server import document, faulty_server, reply
 from tests.service.running_server import ROOT, RunningServer, free_port
 
@@ -32,7 +33,7 @@ def clean_environment() -> dict[str, str]:
 
 def run(*arguments: str, seconds: int = 2) -> subprocess.CompletedProcess[str]:
     flags = ("--headless", "--users", "4", "--spawn-rate", "4", "--run-time", f"{seconds}s")
-    return prepared.run(LOADED, [*LOCUST, *flags, *arguments], clean_environment())
+    return fork_server.run(LOADED, [*LOCUST, *flags, *arguments], clean_environment())
 
 
 def rows_of(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], dict[str, Any]]:
@@ -126,11 +127,35 @@ def test_workers_of_a_distributed_run_report_at_the_same_resolution(server: Runn
     assert any(float(key) != round(float(key)) for key in rows["POST"]["response_times"])
 
 
-def test_users_come_and_go_as_a_scenario_says(server: RunningServer) -> None:
-    done = run("--host", server.url, "--backend", "eager", "--scenario", "ramp", "--loglevel", "INFO", "--json")
+# A locustfile by whose clock two thirds of a minute have passed whenever a reply has come.
+CLOCK = """
+from locust import events
+from loadtests.generator import shape
+
+now_s, is_answered = 0.0, False
+
+@events.request.add_listener
+def answer(**_):
+    global is_answered
+    is_answered = True
+
+def run_time_s(_):
+    global now_s, is_answered
+    now_s, is_answered = now_s + 40 * is_answered, False
+    return now_s
+
+shape.ProfileShape.get_run_time = run_time_s
+"""
+
+
+def test_users_come_as_a_scenario_says(server: RunningServer, tmp_path: Path) -> None:
+    clock = tmp_path / "clock.py"
+    clock.write_text(CLOCK)
+    flags = ("-f", f"loadtests/locustfile.py,{clock}", "--backend", "eager", "--scenario", "ramp", "--loglevel", "INFO")
+    done = run("--host", server.url, *flags, "--json", seconds=60)
     assert rows_of(done)["POST", "/predict/eager"]["num_failures"] == 0
-    assert "Shape test updating to 1 users" in done.stderr
-    assert "Shape test updating to 2 users" in done.stderr
+    counts = re.findall(r"Shape test updating to (\d+) users", done.stderr)
+    assert counts == ["1", "3"]  # at once, and of 4 after two thirds of the time
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.loadtests import prepared
+from tests.loadtests import fork_server
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return prepared.loadtests(*arguments, environment=os.environ | environment)
+    return fork_server.run_loadtests(*arguments, environment=os.environ | environment)
 
 
 @pytest.mark.slow

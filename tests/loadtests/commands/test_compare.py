@@ -15,7 +15,7 @@ import pytest
 
 from loadtests.affinity import listed
 from loadtests.evidence import Evidence, read
-from tests.loadtests import prepared
+from tests.loadtests import fork_server
 from tests.loadtests.tampering_proxy import tampering_proxy
 from tests.service.running_server import ROOT, RunningServer, Start, free_port
 
@@ -23,6 +23,7 @@ pytestmark = pytest.mark.slow  # real servers under load
 
 LIMIT_S = 120
 BRIEF = ("--seconds", "0.3", "--warm-up-s", "0.1", "--no-knee")
+ON_ONE_CORE = ("--server-cpus", str(min(os.sched_getaffinity(0))))
 SHORT = (*BRIEF, "--rounds", "1", "--users", "2", "--rates", "60")
 
 
@@ -35,7 +36,7 @@ def environment() -> dict[str, str]:
 
 
 def compare(out: Path, *arguments: str, **others: str) -> subprocess.CompletedProcess[str]:
-    return prepared.loadtests("compare", "--out", str(out), *arguments, environment=environment() | others)
+    return fork_server.run_loadtests("compare", "--out", str(out), *arguments, environment=environment() | others)
 
 
 @contextmanager
@@ -151,9 +152,9 @@ def test_a_server_is_started_as_chosen_searched_for_its_knee_by_two_processes_an
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="this process may use one core alone")
 def test_a_server_and_its_load_have_cores_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
     usable = frozenset(os.sched_getaffinity(0))
-    mine = min(usable)
+    mine = int(ON_ONE_CORE[1])
     flags = (str(tiny_model), "--backends", "eager", "--users", "1", "--rounds", "50", "--processes", "2")
-    with comparing(tmp_path / "out", *flags, *BRIEF, "--server-cpus", str(mine)) as process:
+    with comparing(tmp_path / "out", *flags, *BRIEF, *ON_ONE_CORE) as process:
         comparison = psutil.Process(process.pid)
         (server,) = (each for each in comparison.children() if "service" in each.cmdline())
         of_server = {server, *server.children(recursive=True)}
@@ -326,7 +327,7 @@ def test_a_flag_for_the_server_that_is_chosen_is_refused_before_it_starts(
     tmp_path: Path, arguments: tuple[str, ...]
 ) -> None:
     flags = ("--out", str(tmp_path), "--", "--threads", "1", "--port", "24040")
-    done = prepared.loadtests(*arguments, *flags, environment=environment())
+    done = fork_server.run_loadtests(*arguments, *flags, environment=environment())
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: -- --port: expected no --port for the server behind `--`: a free port is taken\n"
 

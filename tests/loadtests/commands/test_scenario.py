@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.loadtests import prepared
+from tests.loadtests import fork_server
 from tests.loadtests.commands.test_compare import environment
 from tests.service.running_server import RunningServer
 
@@ -20,7 +20,7 @@ def ends(out: Path, server: RunningServer) -> list[str]:
 
 
 def scenario(out: Path, server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return prepared.loadtests("scenario", *arguments, *ends(out, server), environment=environment())
+    return fork_server.run_loadtests("scenario", *arguments, *ends(out, server), environment=environment())
 
 
 def passed(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, bool]:

@@ -30,7 +30,7 @@ from loadtests.peers.servers import OURS, SERVERS, Exchange, PeerError, Sample, 
 from loadtests.peers.wrk import LoadError, WrkResult
 from loadtests.report.points import Spread
 from loadtests.server_process import free_port
-from tests.loadtests import prepared
+from tests.loadtests import fork_server
 
 ROOT = Path(__file__).parents[3]
 with_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
@@ -232,7 +232,7 @@ def test_an_error_reply_under_load_is_a_failure(digits: tuple[Sample, Sample]) -
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return prepared.loadtests("peers", *arguments, environment=os.environ | environment)
+    return fork_server.run_loadtests("peers", *arguments, environment=os.environ | environment)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from loadtests.report.charts import NAMES, charts
 from loadtests.report.page import conditions, held, write_report
 from loadtests.report.page import html as page_of
 from loadtests.report.summary import summary
-from tests.loadtests import made_evidence, prepared
+from tests.loadtests import fork_server, made_evidence
 
 DOCUMENTS = {
     each.__name__: each
@@ -186,7 +186,7 @@ def test_the_page_is_well_formed(name: str) -> None:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return prepared.loadtests("report", *arguments)
+    return fork_server.run_loadtests("report", *arguments)
 
 
 @pytest.mark.slow

@@ -1,13 +1,14 @@
-"""Commands that run to their end in processes which have their imports behind them.
+"""A fork server: commands run to their end in processes which have their imports behind them.
 
 Importing locust and matplotlib takes a second of a core. One process does it once and then forks for each command,
 which finds its flags, its environment and its streams as if it had been started by itself.
 """
 
 import atexit
-import functools
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 120.0  # for a command, below that of a test
 LOADING = ("loadtests.commands.compare", "loadtests.commands.scenario")
 # Nothing else of the standard library is taken before the imports, which patch it as they do in a command of its own.
 FORKING = """
@@ -38,23 +40,33 @@ while line := sys.stdin.readline():
 """
 
 
-@functools.cache
-def _forking(modules: tuple[str, ...]) -> "subprocess.Popen[str]":
-    """Start what forks, with these modules imported; it ends with the tests."""
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKING, *modules], cwd=ROOT, stdin=pipe, stdout=pipe, text=True, process_group=0
-    )
-
-    def end() -> None:
-        process.kill()
-        process.communicate()
-
-    atexit.register(end)
-    return process
+_servers: "dict[tuple[str, ...], subprocess.Popen[str]]" = {}
 
 
-def loadtests(*arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+def _server(modules: tuple[str, ...]) -> "subprocess.Popen[str]":
+    """Return what forks with these modules imported, started where there is none; it ends with the tests."""
+    if modules not in _servers:
+        pipe = subprocess.PIPE
+        _servers[modules] = subprocess.Popen(
+            [sys.executable, "-c", FORKING, *modules], cwd=ROOT, stdin=pipe, stdout=pipe, text=True, process_group=0
+        )
+    return _servers[modules]
+
+
+def _end(modules: tuple[str, ...]) -> None:
+    """End one, with the command that it waits for."""
+    process = _servers.pop(modules)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@atexit.register
+def _end_all() -> None:
+    for modules in list(_servers):
+        _end(modules)
+
+
+def run_loadtests(*arguments: str, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
     """Run a command of the load tests; those that make load patch the standard library, and fork from another."""
     name = f"loadtests.commands.{arguments[0]}"
     return run(LOADING if name in LOADING else (name,), ["loadtests", *arguments], environment)
@@ -63,12 +75,24 @@ def loadtests(*arguments: str, environment: Mapping[str, str] = os.environ) -> s
 def run(
     modules: tuple[str, ...], arguments: list[str], environment: Mapping[str, str]
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python -m` with these arguments from the root to its end, with `modules` imported beforehand."""
-    process = _forking(modules)
+    """Run `python -m` with these arguments from the root to its end, with `modules` imported beforehand.
+
+    Raises:
+        subprocess.TimeoutExpired: it took too long, and was ended.
+    """
+    process = _server(modules)
     assert process.stdin is not None
     assert process.stdout is not None
     with tempfile.NamedTemporaryFile("r") as output, tempfile.NamedTemporaryFile("r") as errors:
-        print(json.dumps([arguments, dict(environment), output.name, errors.name]), file=process.stdin, flush=True)
-        status = process.stdout.readline()
-        assert status, "the process that forks ended"
+        try:
+            print(json.dumps([arguments, dict(environment), output.name, errors.name]), file=process.stdin, flush=True)
+            if not select.select([process.stdout], [], [], LIMIT_S)[0]:
+                raise subprocess.TimeoutExpired(arguments, LIMIT_S, output.read(), errors.read())
+            status = process.stdout.readline()
+            assert status, "the fork server ended"
+        except (
+            BaseException
+        ):  # among them the test's own limit: the status that is still to come would be the next one's
+            _end(modules)
+            raise
         return subprocess.CompletedProcess(arguments, int(status), output.read(), errors.read())
