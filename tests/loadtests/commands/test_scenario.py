@@ -1,7 +1,10 @@
 """`scenario` against a real server, in processes of its own."""
 
 import json
+import os
 import subprocess
+import threading
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -10,6 +13,7 @@ import pytest
 
 from tests.loadtests import fork_server
 from tests.loadtests.commands.test_compare import environment
+from tests.loadtests.faulty_server import Fault, document, faulty_server
 from tests.service.running_server import RunningServer
 
 pytestmark = pytest.mark.slow  # a real server under load
@@ -91,13 +95,36 @@ def test_requests_of_every_kind_share_one_stream(
     assert found == {"p99": True, "errors": True} | {f"p99 of {kind}": True for kind in kinds}
 
 
-def test_an_overload_is_three_times_what_the_server_answers(server: RunningServer, tmp_path: Path) -> None:
-    done = scenario(tmp_path, server, "overload", "--seconds", "1", "--rows", "512", "--wire", "binary")
+def one_at_a_time() -> Fault:
+    """A server that computes one request in 5 ms, and refuses what comes meanwhile."""
+    computing = threading.Lock()
+    full = document({"error": "the queue is full", "code": "overloaded"}, "429 Too Many Requests")
+
+    def fault(path: str, number: int, right: bytes) -> bytes | None:
+        if not path.startswith("/v2/models/m/infer"):
+            return right
+        if not computing.acquire(blocking=False):
+            return full
+        try:
+            time.sleep(0.005)
+            return right
+        finally:
+            computing.release()
+
+    return fault
+
+
+def test_an_overload_is_three_times_what_the_server_answers_and_what_it_refuses_is_told(tmp_path: Path) -> None:
+    flags = ("--seconds", "1", "--rows", "16", "--wire", "binary", "--backends", "fused")
+    with faulty_server(one_at_a_time()) as server:
+        where = ("--out", str(tmp_path), "--url", server.url, "--server-pid", str(os.getpid()))
+        done = fork_server.run_loadtests("scenario", "overload", *flags, *where, environment=environment())
     assert set(passed(done, tmp_path)) == {"p99 of what was accepted", "goodput", "recovery", "memory growth"}
-    found = json.loads((tmp_path / "scenario.json").read_text())["overload"]
+    written = json.loads((tmp_path / "scenario.json").read_text())
+    found = written["overload"]
     assert found["offered_per_s"] == pytest.approx(3 * found["capacity_per_s"])
-    assert found["refused"] > 0
-    assert found["refusal_p50_ms"] <= found["refusal_p99_ms"]
+    assert found["refused"] == written["runs"][-1]["errors"]["overloaded"] > 0
+    assert 0 < found["refusal_p50_ms"] <= found["refusal_p99_ms"]
     assert found["recovery_s"] > 0
     assert found["memory_growth"] is not None
 
