@@ -15,7 +15,7 @@ from loadtests.measuring import session
 from loadtests.measuring.comparison import Comparison, Plan
 from loadtests.measuring.expected import WrongAnswerError
 from loadtests.measuring.generator_watch import likely_cause
-from loadtests.measuring.refusals import full_queue
+from loadtests.measuring.refusals import overloaded
 from loadtests.output import OutputError, require_directory, sole_writer
 from loadtests.report.page import write_report
 from loadtests.report.summary import knees_of, least_of
@@ -119,7 +119,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{invalid} of {len(evidence.runs)} runs say nothing about the server; their field `invalid` says why")
     cores = os.cpu_count() or 1
     cause = likely_cause(evidence.runs, options.server_cpus, options.url, options.remote_workers, cores)
-    for advice in (cause, full_queue(evidence.runs, options.rows)):
+    for advice in (cause, overloaded(evidence.runs, options.rows, ready.most_rows, options.url)):
         if advice is not None:
             print(advice)
     print()

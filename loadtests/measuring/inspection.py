@@ -24,8 +24,8 @@ class Served:
 
 def inspect(
     host: str, port: int, model: str | None, wire: str, seed: int, key: str, rows: int, dtype: str
-) -> tuple[Target, dict[str, str], str | None]:
-    """Return the server as a target, its ready backends with what implements each, and the device that it computes on.
+) -> tuple[Target, dict[str, str], Served]:
+    """Return the server as a target, its ready backends with what implements each, and what it says of its model.
 
     `model` None takes the one it has.
 
@@ -61,7 +61,7 @@ def inspect(
         raise TargetError(f"{url}: expected this project's server, got other metadata: {error}") from error
     if not 0 < min(width_in, width_out) <= max(width_in, width_out) <= MOST_NUMBERS:
         raise TargetError(f"{url}: expected rows of 1 to {MOST_NUMBERS} numbers, got {width_in} and {width_out}")
-    return Target(host, port, served.name, wire, width_in, width_out, seed, key), ready, served.device
+    return Target(host, port, served.name, wire, width_in, width_out, seed, key), ready, served
 
 
 def served_model(host: str, port: int, key: str) -> Served:

@@ -47,6 +47,7 @@ class Session:
     generator: Generator
     measurement: Measurement
     server_pid: int | None
+    most_rows: int | None  # of one request; None: the server does not say
     cpus: dict[str, str]  # of the server that was started and of the generator; empty: they share all
 
 
@@ -168,7 +169,7 @@ def session(
         else:
             (host, port), pid = address(options.url), options.server_pid
             model = options.model and name_at_url(options.model)
-        target, ready, device = inspect(
+        target, ready, served = inspect(
             host, port, model, options.wire, options.seed, key, options.rows * most_times, options.dtype
         )
         wanted = chosen(options.backends, ready)
@@ -178,9 +179,10 @@ def session(
         if (warning := busy_warning(busy_cores(LOOK_S), psutil.cpu_count() or 1)) is not None:
             print(warning, file=sys.stderr)
         generator = stack.enter_context(Generator(target, options.processes, options.remote_workers, options.bind))
-        measurement = Measurement(generator, expected, options.objective_ms, pid, keep, device != "cpu")
+        measurement = Measurement(generator, expected, options.objective_ms, pid, keep, served.device != "cpu")
         measurement.first_ms |= first_ms
-        yield Session(target, wanted, generator, measurement, pid, division.conditions if division else {})
+        cpus = division.conditions if division else {}
+        yield Session(target, wanted, generator, measurement, pid, served.most_rows, cpus)
 
 
 def first_request_ms(target: Target, backend: str, rows: int) -> float:

@@ -150,7 +150,9 @@ def test_no_step_begins_after_the_budget(tmp_path: Path) -> None:
 
 
 def test_a_step_ends_where_the_budget_does_and_none_follows(tmp_path: Path) -> None:
-    report, left_s, ended = Report(tmp_path, time.monotonic() + 60), [], []
+    report = Report(tmp_path, time.monotonic() + 60)
+    left_s: list[float] = []
+    ended: list[str] = []
 
     def endless() -> None:
         while len(ended) < 2:

@@ -2,13 +2,13 @@ import pytest
 
 from loadtests.generator.target import Target, TargetError, address
 from loadtests.measuring.expected import expected_rows
-from loadtests.measuring.inspection import inspect
+from loadtests.measuring.inspection import Served, inspect
 from tests.loadtests.faulty_server import Fault, document, faulty_server, no_fault, reply
 
 READY, MODEL, METADATA, BACKENDS = "/v2/health/ready", "/model", "/v2/models/m", "/backend"
 
 
-def inspected(fault: Fault, rows: int = 1, dtype: str = "float32") -> tuple[Target, dict[str, str], str | None]:
+def inspected(fault: Fault, rows: int = 1, dtype: str = "float32") -> tuple[Target, dict[str, str], Served]:
     with faulty_server(fault) as server:
         host, port = address(server.url)
         return inspect(host, port, None, "json", 0, "", rows, dtype)
@@ -19,9 +19,10 @@ def always(path: str, sent: bytes | None) -> Fault:
 
 
 def test_a_server_is_told_by_what_it_says() -> None:
-    target, ready, device = inspected(no_fault)
+    target, ready, served = inspected(no_fault)
     assert (target.model, target.width_in, target.width_out) == ("m", 4, 4)
-    assert (ready, device) == ({"eager": "torch", "fused": "torch"}, None)
+    assert ready == {"eager": "torch", "fused": "torch"}
+    assert served == Served("m", "float32", most_rows=64, device=None)
 
 
 @pytest.mark.parametrize(
