@@ -42,7 +42,7 @@ def test_the_default_backend_and_64_rows_are_profiled_where_nothing_is_named(cli
     ("body", "status", "message"),
     [
         ({"rows": 0}, 400, "rows: expected greater than or equal to 1, got 0"),
-        ({"rows": 257}, 413, "rows: expected at most 256, as many as a batch may have, got 257"),
+        ({"rows": 513}, 413, "rows: expected at most 512, as many as a batch may have, got 513"),
         ({"backend": "turbo"}, 400, "expected one of eager, compiled, fused, got 'turbo'"),
         ({"inputs": [[1.0] * 64]}, 400, "'inputs': no such field"),
     ],

@@ -214,10 +214,10 @@ def test_every_setting_is_described() -> None:
 @pytest.mark.parametrize(
     ("flags", "batch_on_cpu", "batch_on_cuda", "request_rows"),
     [
-        ([], 256, 1024, 1024),
+        ([], 512, 1024, 1024),
         (["--max-batch-rows", "8"], 8, 8, 8),
         (["--max-batch-rows", "4096"], 4096, 4096, 4096),
-        (["--max-request-rows", "5000"], 256, 1024, 5000),
+        (["--max-request-rows", "5000"], 512, 1024, 5000),
         (["--max-batch-rows", "8", "--max-request-rows", "20"], 8, 8, 20),
         (["--max-batch-rows", "20", "--max-request-rows", "8"], 20, 20, 8),
     ],
@@ -234,13 +234,13 @@ def test_a_request_may_hold_as_many_rows_as_a_batch_that_is_set_and_more_than_on
 @pytest.mark.parametrize(
     ("flags", "device", "devices", "rows"),
     [
-        ([], "cpu", 1, 512),
+        ([], "cpu", 1, 1024),
         ([], "cuda", 1, 2048),
         (["--workers", "2"], "cuda", 2, 8192),
         (["--max-batch-rows", "8"], "cpu", 1, 16),
         (["--max-batch-rows", "8", "--max-request-rows", "100"], "cpu", 1, 16),
         (["--max-batch-rows", "100", "--max-request-rows", "8"], "cpu", 1, 200),
-        (["--api-servers", "4"], "cpu", 1, 1024),
+        (["--api-servers", "4"], "cpu", 1, 2048),
         (["--max-queue-rows", "5000"], "cuda", 2, 5000),
     ],
     ids=str,
@@ -267,9 +267,9 @@ def admitted(flags: list[str], rows: int, devices: int = 1) -> int:
     ("flags", "rows", "count"),
     [
         ([], 1, 2048),
-        ([], 1024, 12),
-        ([], 128, 12),
-        ([], 127, 16),
+        ([], 1024, 6),
+        ([], 256, 6),
+        ([], 255, 8),
         (["--workers", "2"], 16, 256),
         (["--workers", "2", "--api-servers", "2"], 16, 128),
         (["--api-servers", "4"], 1, 512),
