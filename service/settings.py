@@ -25,8 +25,8 @@ BASE_URL = f"expected a URL such as http://127.0.0.1:4318, to which {TRACES_PATH
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # what the value of a header cannot hold
 WHOLE_URL = f"expected a URL such as http://127.0.0.1:4318{TRACES_PATH}, to which nothing is added"
 # Rows of a batch by device. On a CPU 256 and more take as long a row as 1024 do (docs/results/bench-cpu-*.json), with
-# less memory and wait; at 512 the server still answers as many rows a second, and under overload its queue keeps to twice
-# the latency (docs/measurements.md). On a GPU, where nothing is measured yet, as many as it may need to be busy.
+# less memory and wait; at 512 the server still answers as many rows a second, and under overload its queue keeps to
+# twice the latency (docs/measurements.md). On a GPU, where nothing is measured yet, as many as it may need to be busy.
 BATCH_ROWS = {"cpu": 512, "cuda": 1024}
 REQUEST_ROWS = 1024
 LARGE_SHARE = 0.75  # of the queue for requests of half a batch and more
