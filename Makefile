@@ -49,9 +49,9 @@ setup-dev: $(VENV)/dev.stamp  ## Set up .venv with what the tests, the checks an
 serve: $(VENV)/runtime.stamp  ## Start the server on 127.0.0.1:8000; flags: make serve ARGS="--port 9000".
 	@exec $(BIN)/python -m service $(ARGS)
 
-# Four files at a time, also on two cores: tests of whole servers wait as long as they compute.
-test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite, four files at a time; flags: make test ARGS="-k wire".
-	@exec $(BIN)/python -m pytest --numprocesses 4 --dist loadfile $(ARGS)
+# Three files at a time, also on two cores: tests of whole servers wait as long as they compute.
+test: $(VENV)/dev.stamp .judges/stamp  ## Run the whole suite, three files at a time; flags: make test ARGS="-k wire".
+	@exec $(BIN)/python -m pytest --numprocesses 3 --dist loadfile $(ARGS)
 
 test-quick: $(VENV)/dev.stamp  ## Run what takes about a minute.
 	@exec $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile $(ARGS)

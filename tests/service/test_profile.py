@@ -11,7 +11,7 @@ from models.directory import resolve
 from models.engine import load_engine
 from service import profile
 from service.profile import BACKEND, CONNECTIONS, STAGES, WIRES, Clock, main
-from service.settings import Settings
+from service.settings import BATCH_ROWS, Settings
 
 RESULT = Path(__file__).parents[2] / "docs/results/request-path.json"
 
@@ -78,7 +78,7 @@ def test_the_document_tells_what_was_measured_whatever_the_environment_says(
     assert (document["backend"], document["implementation"]) == ("fused", "onednn")
     assert document["settings"] == {
         "model": "digits",
-        "max_batch_rows": 256,
+        "max_batch_rows": BATCH_ROWS["cpu"],
         "timeout_s": 30.0,
         "spin_us": 0,
         "hold_share": Settings.model_fields["hold_share"].default,
