@@ -152,15 +152,18 @@ def test_a_device_that_is_lost_ends_its_worker_with_one_line_and_the_next_one_an
         server.end()
 
 
-def test_a_worker_that_dies_while_it_starts_ends_the_start_with_its_reason(
-    start: Start, tiny_model: Path, tmp_path: Path
-) -> None:
-    server = start("--model", str(tiny_model), "--cache-dir", str(tmp_path / "cold"))  # so that it compiles for long
-    server.wait_until(lambda: "warming up" in server.output)
-    os.kill(server.pid_of("worker"), signal.SIGKILL)
-    assert server.wait_exit() == 1
-    assert "error: worker 0 ended while starting, with signal 9\n" in server.output
-    assert server.pids_of("worker") == []
+def test_a_worker_that_dies_while_it_starts_ends_the_start_with_its_reason(tiny_model: Path, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    server = HeldServer(tmp_path / "log", "--model", str(tiny_model), "--backends", "eager", HOLD=str(hold))
+    try:
+        server.wait_until(lambda: "warming up" in server.output)
+        os.kill(server.pid_of("worker"), signal.SIGKILL)
+        assert server.wait_exit() == 1
+        assert "error: worker 0 ended while starting, with signal 9\n" in server.output
+        assert server.pids_of("worker") == []
+    finally:
+        server.end()
 
 
 def test_a_model_that_no_memory_holds_ends_the_start_with_its_reason(start: Start, tiny_model: Path) -> None:
