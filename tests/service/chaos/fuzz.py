@@ -48,7 +48,7 @@ STATUS = {
     "deadline_exceeded": 504,
 }
 """What the contract's table lets a healthy server answer with, by code."""
-LEAK = re.compile(r"Traceback|File \"|\.py\b|site-packages|0x[0-9a-f]{8}|" + re.escape(str(ROOT)))
+LEAK = re.compile(r"Traceback|File \"|/\S*\.py\b|\.py:\d|site-packages|0x[0-9a-f]{8}|" + re.escape(str(ROOT)))
 TOKENS = (
     b"{", b"}", b"[", b"]", b'"', b",", b":", b"\\", b"\\u0000", b"\\ud800", b"null", b"true", b"NaN", b"-Infinity",
     b"1e999", b"-0", b"1e-400", b"9" * 30, b"0x1", b"\x00", b"\xff", b"\xed\xa0\x80", b"[" * 200, b'"inputs":',

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.service.chaos.fuzz import FLAGS, case, fuzz
+from tests.service.chaos.fuzz import FLAGS, LEAK, case, fuzz
 from tests.service.running_server import Start
 
 CASES = 400
@@ -13,6 +13,17 @@ CASES = 400
 def test_a_case_depends_on_its_seed_and_number_alone() -> None:
     assert [case(1, number) for number in range(300)] == [case(1, number) for number in range(300)]
     assert case(1, 0) != case(2, 0)
+
+
+@pytest.mark.parametrize(
+    "told", ['File "server.py", line 3', "in /srv/service/server.py", "server.py:3", "at 0x7f00aa55"]
+)
+def test_what_tells_of_the_inside_is_known_for_it(told: str) -> None:
+    assert LEAK.search(told)
+
+
+def test_a_field_that_a_client_calls_py_tells_nothing_of_the_inside() -> None:
+    assert not LEAK.search("parameters.py: no such field here")
 
 
 @pytest.mark.slow
