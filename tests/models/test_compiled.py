@@ -135,6 +135,7 @@ def test_one_graph_serves_every_row_count(tiny: Configs, traced: list[Sequence[A
     assert sum(isinstance(value, torch.SymInt) for value in traced[0]) == 1
 
 
+@pytest.mark.slow
 def test_only_the_row_count_is_free_however_many_engines_came_before(
     tiny: Configs, traced: list[Sequence[Any]]
 ) -> None:
@@ -145,6 +146,7 @@ def test_only_the_row_count_is_free_however_many_engines_came_before(
     assert [sum(isinstance(value, torch.SymInt) for value in inputs) for inputs in traced] == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_call_that_does_not_fit_raises_instead_of_compiling(tiny: Configs, traced: list[Sequence[Any]]) -> None:
     run = compiled_once(model_of(tiny()))
     with torch.inference_mode():
@@ -238,6 +240,7 @@ def uncaptured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 def test_the_plan_for_gpus_pads_to_buckets_and_compiles_each_once(
     tiny: Configs, traced: list[Sequence[Any]], uncaptured: list[int]
 ) -> None:
