@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -43,19 +44,97 @@ def test_an_http_process_loads_neither_torch_nor_triton() -> None:
     assert not modules_after("import service.__main__, service.server") & {"torch", "triton"}
 
 
-@pytest.mark.parametrize("package", ["service", "models"])
-def test_nothing_that_is_read_is_unpickled(package: str) -> None:
-    unsafe = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            imported = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            imported += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.partition(".")[0] for name in imported} & unsafe, path
+UNPICKLERS = ("pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve")
+CODE_LOADERS = (  # of PyTorch: what they read can run code, as a pickle, a string that is evaluated or a library
+    *("torch.load", "torch.serialization", "torch.hub", "torch.package", "torch.jit.load", "torch.ops.load_library"),
+    *("torch.export", "torch._export", "torch._inductor.package", "torch._C._aoti"),
+    *("torch._inductor.aoti_load_package", "torch.compiler.load_cache_artifacts", "torch.distributed.checkpoint"),
+)
+
+
+def names_of(source: str) -> set[str]:
+    """What a module names of others, in full, whatever it calls them itself."""
+    nodes = list(ast.walk(ast.parse(source)))
+    full: dict[str, str] = {}
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+            full |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            found |= set(names.values())
+            full |= names
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            first, _, rest = ast.unparse(node).partition(".")
+            found.add(f"{full.get(first, first)}.{rest}")
+    return found
+
+
+def unsafe_names(source: str) -> set[str]:
+    """Those that stand for, or in, what runs code that it reads."""
+    unsafe = (*UNPICKLERS, *CODE_LOADERS)
+    return {name for name in names_of(source) if any(f"{name}.".startswith(f"{each}.") for each in unsafe)}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch; torch.load(path)",
+        "import torch as t; t.export.load(path)",
+        "from torch import export as e; e.load(path)",
+        "from torch.export import load",
+        "import torch.export",
+        "import torch; read = torch._inductor.aoti_load_package",
+        "from torch._inductor.package import load_package",
+        "import pickle",
+        "from joblib import load",
+    ],
+)
+def test_what_runs_code_that_it_reads_is_found_under_any_name(source: str) -> None:
+    assert unsafe_names(source)
+
+
+@pytest.mark.parametrize("package", ["kernels", "models", "service", "loadtests", "examples"])
+def test_nothing_that_is_read_is_unpickled_or_run(package: str) -> None:
+    paths = list((ROOT / package).rglob("*.py"))
+    assert paths
+    for path in paths:
+        source = path.read_text()
+        assert not unsafe_names(source), path
+        for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.Call):
                 called = ast.unparse(node.func)
-                assert called != "torch.load", path
                 assert not (called == "np.load" and "allow_pickle=True" in ast.unparse(node)), path
-                assert "Connection" not in called.split("."), path  # multiprocessing's, whose recv unpickles
+                if package in ("service", "models"):
+                    assert "Connection" not in called.split("."), path  # multiprocessing's, whose recv unpickles
+
+
+COMPILING_TWICE = """
+import torch
+import torch.export.pt2_archive._package as archive
+from models import load_engine
+
+def refused(*_, **__):
+    raise SystemExit("a package was read")
+
+torch.export.load = archive.load_pt2 = torch._C._aoti.AOTIModelPackageLoader = refused
+for _ in range(2):
+    load_engine({model!r}, backends=("compiled",), threads=1).run(torch.zeros(2, 8), "compiled")
+    torch._dynamo.reset()
+"""
+
+
+@pytest.mark.slow
+def test_what_torch_compile_keeps_and_finds_again_is_no_package(tiny_model: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILING_TWICE.format(model=str(tiny_model))]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    kept = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert ".so" in kept
+    assert ".pt2" not in kept
 
 
 ASKING = {"get", "options", "head", "post", "put", "patch", "delete", "request", "stream", "Client", "AsyncClient"}
