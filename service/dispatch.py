@@ -61,7 +61,7 @@ class Dispatcher:
         self._metrics = metrics
 
     def _tell_load(self) -> None:
-        self._metrics.in_flight(self.pool.rows_in_flight, self.pool.requests)
+        self._metrics.in_flight(self.pool.in_flight.rows, self.pool.requests)
 
     def submit(self, request: InferenceRequest, backend: str | None, accepted_ns: int, deliver: Deliver) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
@@ -76,7 +76,7 @@ class Dispatcher:
         if self.state.is_draining:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
-        self._admission.admit(len(request.rows), self.pool.counted_in_flight)
+        self._admission.admit(len(request.rows), self.pool.in_flight.counted)
         link = self.pool.least_loaded()
         timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
         request_id = link.send(request.rows, number, accepted_ns, timeout_s, deliver)
@@ -98,7 +98,7 @@ class Dispatcher:
         Returns:
             Whether they were sent: not while the queue is filling, or while enough others are held.
         """
-        is_filling = self._admission.is_filling(self.pool.counted_in_flight)
+        is_filling = self._admission.is_filling(self.pool.in_flight.counted)
         if self.state.is_draining or is_filling or self.pool.shadows >= MAX_SHADOWS:
             return False
         state = self.backends.states.get(REFERENCE)  # ready on a worker that is up

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from service.admission import Admission
 from service.backends import NOT_READY, Backends
@@ -12,6 +13,13 @@ from service.link import WorkerLink
 from service.shared_state import SharedState
 
 RECONNECT_INTERVAL_S = 0.05
+
+
+class InFlight(NamedTuple):
+    """Rows, and what of them counts towards the queue's bound: of each request no more than one counts as."""
+
+    rows: int
+    counted: int
 
 
 class WorkerPool:
@@ -29,7 +37,7 @@ class WorkerPool:
         """`backends` is told what the workers say; `on_load` is told when rows came or went.
 
         A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
-        `counted_in_flight` as `admission` has it.
+        `in_flight` as `admission` has it.
         """
         self._sockets = list(sockets)
         self._backends = backends
@@ -101,22 +109,14 @@ class WorkerPool:
         return len(self._up) == len(self._links)
 
     @property
-    def rows_in_flight(self) -> int:
-        """Rows accepted by this process and not yet answered."""
-        rows = 0
+    def in_flight(self) -> InFlight:
+        """What this process has accepted and not answered yet."""
+        rows = counted = 0
         for link in self._links:
             if link:
                 rows += link.rows
-        return rows
-
-    @property
-    def counted_in_flight(self) -> int:
-        """What the queue's bound is of: `rows_in_flight`, of each request no more than one counts as."""
-        rows = 0
-        for link in self._links:
-            if link:
-                rows += link.counted
-        return rows
+                counted += link.counted
+        return InFlight(rows, counted)
 
     @property
     def requests(self) -> int:

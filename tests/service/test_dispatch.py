@@ -31,11 +31,11 @@ async def test_a_request_is_sent_and_its_result_delivered() -> None:
     far = FarWorker()
     outcomes = submit(far)
     (frame,) = await far.sent()
-    assert (frame.kind, frame.rows, far.dispatcher.pool.rows_in_flight) == (Kind.INFER, 1, 1)
+    assert (frame.kind, frame.rows, far.dispatcher.pool.in_flight.rows) == (Kind.INFER, 1, 1)
     far.answer(frame, ROWS)
     (outcome,) = outcomes
     assert isinstance(outcome, Result)
-    assert (outcome.backend, outcome.rows.tolist(), far.dispatcher.pool.rows_in_flight) == ("fused", [[1.0, 2.0]], 0)
+    assert (outcome.backend, outcome.rows.tolist(), far.dispatcher.pool.in_flight.rows) == ("fused", [[1.0, 2.0]], 0)
 
 
 @looped
@@ -75,7 +75,7 @@ async def test_a_large_request_counts_as_one_batch_towards_the_bound() -> None:
     with pytest.raises(OverloadedError):
         submit(far)
     far.link.connection_lost(None)
-    assert far.dispatcher.pool.counted_in_flight == 0
+    assert far.dispatcher.pool.in_flight.counted == 0
 
 
 @looped

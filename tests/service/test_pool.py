@@ -50,7 +50,7 @@ def test_requests_go_to_the_least_loaded_worker_and_one_that_comes_back_is_found
         state = SharedState(1, 1)
         backends = Backends(("eager",), state, Metrics(("eager",), 1))
         sockets = [tmp_path / f"worker-{index}.sock" for index in range(2)]
-        pool = WorkerPool(sockets, backends, state, lambda: None, 30.0, Admission(8, 8, 8, batch_rows=8, workers=1))
+        pool = WorkerPool(sockets, backends, state, lambda: None, 30.0, Admission(8, 8, 2, batch_rows=8, workers=1))
         with pytest.raises(NotReadyError):
             pool.least_loaded()
         pool.start(0)
@@ -69,7 +69,7 @@ def test_requests_go_to_the_least_loaded_worker_and_one_that_comes_back_is_found
             chosen.append(link)
         three, *others = (link.name for link in chosen)
         assert set(others) == {"worker-0", "worker-1"} - {three}
-        assert (pool.rows_in_flight, pool.requests) == (7, 4)
+        assert (*pool.in_flight, pool.requests) == (7, 6, 4)
         opened[0].close()
         await until(lambda: not pool.is_ready)
         assert (pool.least_loaded().name, state.are_all_ready) == ("worker-1", False)
