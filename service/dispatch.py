@@ -61,7 +61,8 @@ class Dispatcher:
         self._metrics = metrics
 
     def _tell_load(self) -> None:
-        self._metrics.in_flight(self.pool.in_flight.rows, self.pool.requests)
+        rows, counted_rows = self.pool.in_flight
+        self._metrics.in_flight(rows, self.pool.requests, counted_rows, self._admission.max_rows)
 
     def submit(self, request: InferenceRequest, backend: str | None, accepted_ns: int, deliver: Deliver) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.

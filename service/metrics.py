@@ -77,6 +77,8 @@ class Metrics(Collector):
         self._requests = stretch((len(backends) + 1) * len(STATUSES))
         self._rejected = stretch(len(CODES))
         self._queue_rows = stretch(1)
+        self._queue_counted_rows = stretch(1)
+        self._queue_limit_rows = stretch(1)
         self._in_flight = stretch(1)
         self._abandoned = stretch(1)
         self._fallbacks = stretch(len(backends) * len(FALLBACK_REASONS))
@@ -136,10 +138,13 @@ class Metrics(Collector):
         place = self._backend_index[backend] * len(FALLBACK_REASONS) + FALLBACK_REASONS.index(reason)
         self._view[self._base + self._fallbacks + place] += 1
 
-    def in_flight(self, rows: int, requests: int) -> None:
-        """Tell what this process has accepted and not answered yet."""
-        self._view[self._base + self._queue_rows] = rows
-        self._view[self._base + self._in_flight] = requests
+    def in_flight(self, rows: int, requests: int, counted_rows: int, limit_rows: int) -> None:
+        """Tell what this process has accepted and not answered yet, what of it counts as queued, and how much may."""
+        view, base = self._view, self._base
+        view[base + self._queue_rows] = rows
+        view[base + self._in_flight] = requests
+        view[base + self._queue_counted_rows] = counted_rows
+        view[base + self._queue_limit_rows] = limit_rows
 
     def worker_restarted(self) -> None:
         """Count a worker that was started anew; called by the parent alone."""
@@ -167,6 +172,16 @@ class Metrics(Collector):
             "mlp_abandoned", "Requests whose caller went away before the answer.", self._total(self._abandoned)
         )
         yield GaugeMetricFamily("mlp_queue_rows", "Rows accepted and not answered yet.", self._total(self._queue_rows))
+        yield GaugeMetricFamily(
+            "mlp_queue_counted_rows",
+            "Those that count towards the queue's bound: of each request no more than it counts as.",
+            self._total(self._queue_counted_rows),
+        )
+        yield GaugeMetricFamily(
+            "mlp_queue_limit_rows",
+            "The queue's bound in force: as many rows may count, beyond it requests get 429.",
+            self._total(self._queue_limit_rows),
+        )
         yield GaugeMetricFamily(
             "mlp_inflight_requests", "Requests accepted and not answered yet.", self._total(self._in_flight)
         )

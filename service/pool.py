@@ -34,7 +34,7 @@ class WorkerPool:
         timeout_s: float,
         admission: Admission,
     ) -> None:
-        """`backends` is told what the workers say; `on_load` is told when rows came or went.
+        """`backends` is told what the workers say; `on_load` is told at the start, and when rows came or went.
 
         A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
         `in_flight` as `admission` has it.
@@ -53,6 +53,7 @@ class WorkerPool:
     def start(self, process: int) -> None:
         """Connect to every worker, now and whenever it comes back; `process` is this HTTP process's number."""
         self._process = process
+        self._on_load()
         self._tasks = [asyncio.create_task(self._stay_connected(index)) for index in range(len(self._sockets))]
 
     async def close(self) -> None:

@@ -67,6 +67,7 @@ async def test_a_large_request_counts_as_one_batch_towards_the_bound() -> None:
             submit(far, beyond)
     sent = await far.sent()
     assert (len(sent), far.metric("mlp_queue_rows")) == (2, 2 * rows)
+    assert far.metric("mlp_queue_counted_rows") == far.metric("mlp_queue_limit_rows") == MAX_QUEUE_ROWS
     assert not far.dispatcher.shadow(ROWS, lambda _: None)
     far.answer(sent[0], np.zeros((rows, 2), dtype=np.float32))
     assert [type(outcome) for outcome in first] == [Result]
@@ -87,7 +88,7 @@ async def test_the_bound_follows_what_results_took_and_not_what_shadows_did() ->
     far.answer(shadow, ROWS, compute_ns=10**9)
     assert far.admission.max_rows == MAX_QUEUE_ROWS
     far.answer(request, ROWS, compute_ns=10**9)
-    assert far.admission.max_rows == MAX_QUEUE_ROWS // 2
+    assert far.admission.max_rows == far.metric("mlp_queue_limit_rows") == MAX_QUEUE_ROWS // 2
 
 
 @looped

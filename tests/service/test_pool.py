@@ -13,7 +13,7 @@ from service.backends import Backends
 from service.errors import NotReadyError
 from service.link import WorkerLink
 from service.metrics import Metrics
-from service.pool import WorkerPool
+from service.pool import InFlight, WorkerPool
 from service.shared_state import SharedState
 from service.wire import Frame, Kind
 from tests.service.far_worker import array
@@ -50,10 +50,13 @@ def test_requests_go_to_the_least_loaded_worker_and_one_that_comes_back_is_found
         state = SharedState(1, 1)
         backends = Backends(("eager",), state, Metrics(("eager",), 1))
         sockets = [tmp_path / f"worker-{index}.sock" for index in range(2)]
-        pool = WorkerPool(sockets, backends, state, lambda: None, 30.0, Admission(8, 8, 2, batch_rows=8, workers=1))
+        told: list[InFlight] = []
+        admission = Admission(8, 8, 2, batch_rows=8, workers=1)
+        pool = WorkerPool(sockets, backends, state, lambda: told.append(pool.in_flight), 30.0, admission)
         with pytest.raises(NotReadyError):
             pool.least_loaded()
         pool.start(0)
+        assert told == [(0, 0)]  # before any worker is there
         loop = asyncio.get_running_loop()
         opened: list[asyncio.Transport] = []
         first = await loop.create_unix_server(lambda: Worker(opened), sockets[0])

@@ -34,6 +34,7 @@ def test_what_exceeds_the_queue_is_refused_while_it_is_full_and_the_rest_answere
         for thread in threads:
             thread.start()
         server.wait_until(lambda: server.metric("mlp_queue_rows") == BOUND)
+        assert server.metric("mlp_queue_counted_rows") == server.metric("mlp_queue_limit_rows") == BOUND
         held = resident_kib(server.pid_of("http"))
         for _ in range(1500):  # many times what fits; each is answered while nothing can be computed
             refused = beyond.post("/predict", json=body)
@@ -56,6 +57,7 @@ def test_under_several_times_capacity_every_request_is_answered_or_refused_and_c
 ) -> None:
     several = ("--workers", "2", "--api-servers", "2", "--max-batch-rows", "4", "--max-queue-rows", "16")
     server = start("--model", str(tiny_model), *EAGER, *several).wait_ready()
+    assert (server.metric("mlp_queue_limit_rows"), server.metric("mlp_queue_counted_rows")) == (16, 0)
     statuses: list[int] = []
 
     def load() -> None:
