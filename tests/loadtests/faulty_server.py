@@ -92,9 +92,11 @@ def faulty_server(fault: Fault = no_fault) -> Iterator[Server]:
     with Server(fault) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def slowly(seconds: float) -> Fault:

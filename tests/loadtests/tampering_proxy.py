@@ -52,6 +52,8 @@ def tampering_proxy(url: str, tamper: Tamper) -> Iterator[str]:
     with Server(("127.0.0.1", 0), Handler) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.02,))
         thread.start()
-        yield f"http://127.0.0.1:{proxy.server_address[1]}"
-        proxy.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{proxy.server_address[1]}"
+        finally:
+            proxy.shutdown()
+            thread.join()

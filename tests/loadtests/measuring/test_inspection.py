@@ -1,3 +1,5 @@
+import threading
+
 import pytest
 
 from loadtests.generator.target import Target, TargetError, address
@@ -44,6 +46,7 @@ def test_a_server_that_says_something_else_is_refused_in_a_sentence(fault: Fault
     with pytest.raises(TargetError) as caught:
         inspected(fault)
     assert message in str(caught.value)
+    assert not [thread for thread in threading.enumerate() if "serve_forever" in thread.name]  # the server has ended
 
 
 def test_more_rows_than_it_takes_and_another_dtype_are_refused_before_any_request() -> None:
