@@ -28,7 +28,7 @@ from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.locust_statistics import refine
 from loadtests.generator.target import TargetError, address
 from loadtests.inference import WIRES, Inference, ReplyError, inference, outputs_of, require_answered, server_times_ms
-from loadtests.measuring.inspection import MOST_NUMBERS
+from loadtests.measuring.inspection import MOST_NUMBERS, advice
 from loadtests.measuring.scenarios import SCENARIOS
 
 BACKENDS = ("default", "eager", "compiled", "fused")
@@ -153,7 +153,7 @@ def require_ok(response: Any) -> None:
         raise ReplyError(f"no reply: {response.error!r}")
     try:
         fault = response.json()
-        raise ReplyError(f"{response.status_code} {fault['code']}: {fault['error']}")
+        raise ReplyError(f"{response.status_code} {fault['code']}: {fault['error']}{advice(response.status_code)}")
     except UNREADABLE:
         raise ReplyError(f"status {response.status_code}, and no error in the server's form") from None
 

@@ -8,6 +8,7 @@ from urllib.parse import quote
 from loadtests.errors import UNREADABLE
 from loadtests.generator.target import Target, TargetError, get, url_of
 
+UNAUTHORIZED = 401
 MOST_SAID = 300  # characters of what a server says
 MOST_NUMBERS = 1 << 24  # in a row of inputs or of outputs; 64 MiB
 
@@ -37,7 +38,7 @@ def inspect(
     status, body = get(host, port, "/v2/health/ready")
     if status != 200:
         raise TargetError(
-            f"{url}: expected a server that is ready, got {status} {said(body)}; wait for /v2/health/ready"
+            f"{url}: expected a server that is ready, got {said(status, body)}; wait for /v2/health/ready"
         )
     served = served_model(host, port, key)
     if model is not None and model != served.name:
@@ -100,17 +101,23 @@ def document(host: str, port: int, path: str, key: str) -> Any:
     """
     status, body = get(host, port, path, key)
     if status != 200:
-        raise TargetError(f"{url_of(host, port)}{path}: {status} {said(body)}")
+        raise TargetError(f"{url_of(host, port)}{path}: {said(status, body)}")
     try:
         return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise TargetError(f"{url_of(host, port)}{path}: expected JSON, got {body[:80]!r}") from error
 
 
-def said(body: bytes) -> str:
-    """Return an error of the server as code and sentence, or what else the body holds."""
+def said(status: int, body: bytes) -> str:
+    """Return an error of the server as status, code and sentence, or what else the body holds, and what to do."""
     try:
         error = json.loads(body)
-        return f"{error['code']}: {error['error']}"[:MOST_SAID]
+        told = f"{error['code']}: {error['error']}"[:MOST_SAID]
     except UNREADABLE:
-        return repr(body[:80])
+        told = repr(body[:80])
+    return f"{status} {told}{advice(status)}"
+
+
+def advice(status: int) -> str:
+    """Return what there is to do about an error of that status, as the end of a sentence; "" where it is not known."""
+    return "; set MLP_API_KEY to the server's key, or give it with --key" if status == UNAUTHORIZED else ""

@@ -197,7 +197,7 @@ def first_request_ms(target: Target, backend: str, rows: int) -> float:
         head, body = target.ask(connection, sent.request, f"backend {backend}")
         elapsed_ms = (time.perf_counter() - start_s) * 1e3
     if status_of(head) != 200:
-        raise TargetError(f"backend {backend}, {rows} rows: {status_of(head)} {said(body)}")
+        raise TargetError(f"backend {backend}, {rows} rows: {said(status_of(head), body)}")
     try:
         outputs_of(sent.inference, headers_of(head), body)
         stages_of(headers_of(head))

@@ -191,12 +191,13 @@ def test_a_server_that_is_not_there_ends_the_run_with_one_line() -> None:
     [
         ("/v2/models/m", document([]), (), "expected this project's server, got other metadata"),
         ("/v2/models/m", reply(b"[" * 100_000), (), "expected this project's server, got other metadata"),
+        ("/model", document({"error": "key", "code": "no"}, "401 No"), (), "401 no: key; set MLP_API_KEY to"),
         ("", b"", ("--rows", "1000000000"), "--rows 1000000000: the server takes at most 64 rows a request"),
         ("", b"", ("--key", "a\nb"), "--key: expected a key of printable ASCII characters"),
         ("", b"", ("--host", "http://127.0.0.1:99999"), "--host http://127.0.0.1:99999: Port out of range"),
         ("", b"", ("--users", "-3"), "--users: expected a whole number of at least 0, got -3"),
     ],
-    ids=["list", "deep", "rows", "key", "port", "users"],
+    ids=["list", "deep", "unauthorized", "rows", "key", "port", "users"],
 )
 def test_a_server_or_a_setting_that_is_none_ends_the_run_with_one_line(
     path: str, sent: bytes, arguments: tuple[str, ...], message: str

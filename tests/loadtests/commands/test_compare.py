@@ -277,7 +277,9 @@ def test_a_server_that_dies_leaves_what_was_measured_before_without_its_key(
 ) -> None:
     server = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="secret").wait_ready()
     flags = ("--url", server.url, "--backends", "eager", "--users", "2", "--rounds", "50", *BRIEF)
-    refused(compare(tmp_path, *flags), "401 unauthorized")
+    keyless = compare(tmp_path, *flags)
+    refused(keyless, "401 unauthorized")
+    refused(keyless, "; set MLP_API_KEY to the server's key, or give it with --key")
     with comparing(tmp_path, *flags, "--key", "secret") as process:
         for each in [*psutil.Process(server.process.pid).children(recursive=True), server.process]:
             each.kill()

@@ -7,6 +7,7 @@ from loadtests.measuring.expected import expected_rows
 from loadtests.measuring.inspection import Served, inspect
 from tests.loadtests.faulty_server import Fault, document, faulty_server, no_fault, reply
 
+KEYLESS = "401 unauthorized: key; set MLP_API_KEY to the server's key, or give it with --key"
 READY, MODEL, METADATA, BACKENDS = "/v2/health/ready", "/model", "/v2/models/m", "/backend"
 
 
@@ -33,14 +34,15 @@ def test_a_server_is_told_by_what_it_says() -> None:
         (always(READY, b"garbage\r\n\r\n"), "expected a server, got no reply: expected an HTTP reply"),
         (always(READY, None), "expected a server, got no reply: the server closed the connection"),
         (always(READY, document({"x": 1}, "503 Busy")), "expected a server that is ready, got 503"),
-        (always(MODEL, document({"error": "key", "code": "unauthorized"}, "401 No")), "401 unauthorized: key"),
+        (always(MODEL, document({"error": "key", "code": "unauthorized"}, "401 No")), KEYLESS),
+        (always(MODEL, reply(b"no", status="401 No")), "401 b'no'; set MLP_API_KEY"),
         (always(MODEL, reply(b"[" * 100_000)), "/model: expected JSON, got"),
         (always(MODEL, document([1])), "/model: expected this project's server, got"),
         (always(METADATA, document({"inputs": [], "outputs": None})), "expected this project's server, got other"),
         (always(METADATA, document({"inputs": [{"shape": [-1]}], "outputs": [{"shape": [10**12]}]})), "rows of 1 to"),
         (always(BACKENDS, document([])), "expected this project's server, got other metadata"),
     ],
-    ids=["garbage", "closed", "not ready", "key", "deep", "list", "no tensors", "widths", "no backends"],
+    ids=["garbage", "closed", "not ready", "key", "no error", "deep", "list", "no tensors", "widths", "no backends"],
 )
 def test_a_server_that_says_something_else_is_refused_in_a_sentence(fault: Fault, message: str) -> None:
     with pytest.raises(TargetError) as caught:
