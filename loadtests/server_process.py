@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -32,6 +33,10 @@ CHOSEN = {
 ENVIRONMENT = ("HOST", "PORT", "MODEL", "BACKENDS", "DTYPE", "API_KEY", "DEFAULT_BACKEND", "CANARY")
 """Settings that a server does not take from the environment when it is started to be measured: those that are chosen,
 and those of requests that name no backend, which may contradict them."""
+
+
+def ignored(_port: int) -> None:
+    """Do nothing about a server that answers."""
 
 
 class ServerStartError(LoadTestError):
@@ -73,34 +78,47 @@ class ServerProcess:
         ready_path: str,
         environment: dict[str, str] | None = None,
         cpus: frozenset[int] | None = None,
+        on_answer: Callable[[int], None] = ignored,
     ) -> None:
-        """`ready_path` answers below 400 once the server is ready; None are this process's environment and cores."""
+        """`ready_path` answers below 400 once the server is ready; None are this process's environment and cores.
+
+        `on_answer` is called with the port once the server answers but is not ready yet; where it raises, the server is
+        ended.
+        """
         self.port = port
         self.pid: int | None = None  # once it is started
         self._command = command
         self._ready_path = ready_path
         self._environment = environment
         self._cpus = cpus
+        self._on_answer = on_answer
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
-    def service(cls, *arguments: str, key: str = "", cpus: frozenset[int] | None = None) -> Self:
+    def service(
+        cls,
+        *arguments: str,
+        key: str = "",
+        cpus: frozenset[int] | None = None,
+        on_answer: Callable[[int], None] = ignored,
+    ) -> Self:
         """Return this project's server, with command-line flags; where there is a key, it asks for it.
 
-        It may use these cores alone; None: those of this process.
+        It may use these cores alone; None: those of this process. At `on_answer` it tells all but what its workers do.
         """
         port = free_port()
         command = [sys.executable, "-m", "service", "--port", str(port), *arguments]
-        ignored = {f"MLP_{name}" for name in ENVIRONMENT}
-        environment = {name: value for name, value in os.environ.items() if name.upper() not in ignored}
+        chosen = {f"MLP_{name}" for name in ENVIRONMENT}
+        environment = {name: value for name, value in os.environ.items() if name.upper() not in chosen}
         environment |= {"MLP_API_KEY": key} if key else {}
-        return cls(command, port, "/v2/health/ready", environment, cpus)
+        return cls(command, port, "/v2/health/ready", environment, cpus, on_answer)
 
     def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
 
         Raises:
             ServerStartError: it ended, or took too long.
+            Exception: what `on_answer` raises.
         """
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
         command = guarded(confining(self._cpus, self._command))
@@ -136,16 +154,21 @@ class ServerProcess:
     def _wait(self) -> None:
         assert self._process is not None  # noqa: S101  entered
         limit, told = time.monotonic() + START_LIMIT_S, shlex.join(self._command)
-        while not self._is_ready():
+        has_answered = False
+        while (status := self._status()) is None or status >= 400:
+            if status is not None and not has_answered:
+                has_answered = True
+                self._on_answer(self.port)
             if self._process.poll() is not None:
                 raise ServerStartError(f"{told}: ended with {self._process.returncode} before it was ready")
             if time.monotonic() > limit:
                 raise ServerStartError(f"{told}: not ready after {START_LIMIT_S:g} s")
             time.sleep(0.05)
 
-    def _is_ready(self) -> bool:
+    def _status(self) -> int | None:
+        """Return what the path answers with; None where nothing does."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=2)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request("GET", self._ready_path)
-            return connection.getresponse().status < 400
-        return False
+            return connection.getresponse().status
+        return None

@@ -45,8 +45,7 @@ def inspect(
         raise TargetError(
             f"{url}: no model {model!r} here, this server has {served.name!r}; give the model: {served.name}"
         )
-    if served.most_rows is not None and rows > served.most_rows:
-        raise TargetError(f"--rows {rows}: the server takes at most {served.most_rows} rows a request")
+    require_taken(rows, served)
     if served.dtype not in (None, dtype):
         raise TargetError(f"--dtype {dtype}: the server computes in {served.dtype}")
     metadata = document(host, port, f"/v2/models/{quote(served.name, safe='')}", key)
@@ -79,6 +78,16 @@ def served_model(host: str, port: int, key: str) -> Served:
         )
     except UNREADABLE as error:
         raise TargetError(f"{url_of(host, port)}/model: expected this project's server, got {error}") from error
+
+
+def require_taken(rows: int, served: Served) -> None:
+    """Refuse requests of more rows than the server takes.
+
+    Raises:
+        TargetError: `rows` are more.
+    """
+    if served.most_rows is not None and rows > served.most_rows:
+        raise TargetError(f"--rows {rows}: the server takes at most {served.most_rows} rows a request")
 
 
 def chosen(wanted: list[str], ready: dict[str, str]) -> dict[str, str]:

@@ -26,7 +26,7 @@ from loadtests.generator.target import Target, TargetError, address, payloads
 from loadtests.inference import WIRES, ReplyError, outputs_of, stages_of
 from loadtests.measuring.expected import REFERENCE, TOLERANCE, expected_rows
 from loadtests.measuring.generator_watch import busy_warning
-from loadtests.measuring.inspection import chosen, inspect, said
+from loadtests.measuring.inspection import chosen, inspect, require_taken, said, served_model
 from loadtests.measuring.measurement import Measurement
 from loadtests.measuring.server_watch import busy_cores
 from loadtests.server_process import ROOT, ServerProcess, require_free_flags
@@ -156,22 +156,30 @@ def session(
     key = options.key or os.environ.get("MLP_API_KEY", "")
     if not (key.isascii() and key.isprintable()):
         raise LoadTestError("--key: expected a key of printable ASCII characters, as a header carries them")
+    most_asked = options.rows * most_times
+
+    def require_rows(port: int) -> None:
+        try:
+            served = served_model("127.0.0.1", port, key)
+        except TargetError:  # it has ended by now, which is told by how it did
+            return
+        require_taken(most_asked, served)
+
     with ExitStack() as stack:
         stack.enter_context(confined(division.generator if division else None))
         if options.url is None:
             model, pid = served_name(options.model or MODEL), None
             flags = ["--model", options.model or MODEL, "--dtype", options.dtype, *options.service_flags]
             flags += ["--backends", ",".join(dict.fromkeys([REFERENCE, *options.backends]))]
+            cpus_of_server = division.server if division else None
             server = stack.enter_context(
-                ServerProcess.service(*flags, key=key, cpus=division.server if division else None)
+                ServerProcess.service(*flags, key=key, cpus=cpus_of_server, on_answer=require_rows)
             )
             (host, port), pid = ("127.0.0.1", server.port), server.pid
         else:
             (host, port), pid = address(options.url), options.server_pid
             model = options.model and name_at_url(options.model)
-        target, ready, served = inspect(
-            host, port, model, options.wire, options.seed, key, options.rows * most_times, options.dtype
-        )
+        target, ready, served = inspect(host, port, model, options.wire, options.seed, key, most_asked, options.dtype)
         wanted = chosen(options.backends, ready)
         chosen([REFERENCE], ready)  # the expected rows come from it
         first_ms = {backend: first_request_ms(target, backend, options.rows) for backend in wanted}

@@ -19,6 +19,15 @@ from loadtests.server_process import (
 )
 
 ROOT = Path(__file__).parents[2]
+NEVER_READY = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_error(503)
+
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
 KILLED = """
 import sys, threading, time
 from loadtests.server_process import ServerProcess, free_port
@@ -39,6 +48,19 @@ def test_a_server_that_ends_at_once_is_named_by_a_command_that_can_be_repeated()
     with pytest.raises(ServerStartError) as caught, ServerProcess(command, free_port(), "/"):
         pass
     assert str(caught.value) == f"{sys.executable} -c 'raise SystemExit(3)': ended with 3 before it was ready"
+
+
+def test_a_server_can_be_refused_once_it_answers_and_before_it_is_ready() -> None:
+    port = free_port()
+    server = ServerProcess([sys.executable, "-c", NEVER_READY, str(port)], port, "/", on_answer=refuse)
+    with pytest.raises(LookupError, match=f"asked {port}"), server:
+        pass
+    assert server.pid is not None
+    assert not psutil.pid_exists(server.pid)
+
+
+def refuse(port: int) -> None:
+    raise LookupError(f"asked {port}")
 
 
 def test_a_server_that_is_given_up_while_it_starts_is_ended() -> None:

@@ -267,6 +267,15 @@ def test_a_server_that_is_not_there_or_not_ready_is_named(server: RunningServer,
         refused(compare(tmp_path, "--url", url), "expected a server that is ready, got 503 not_ready: warming up")
 
 
+def test_more_rows_than_the_server_that_is_started_takes_are_refused_before_it_is_warm(tmp_path: Path) -> None:
+    flags = ("--backends", "compiled", "--rows", "9", "--", "--max-request-rows", "8")
+    done = compare(tmp_path / "out", *flags, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))  # where nothing is compiled yet
+    refused(done, "--rows 9: the server takes at most 8 rows a request")
+    assert "loading the model" in done.stderr
+    assert "warming up: done" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_directory_that_cannot_be_written_to_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused(compare(tmp_path / "file" / "out"), "expected a directory that can be written to")
