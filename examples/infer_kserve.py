@@ -12,6 +12,9 @@ import httpx
 import numpy as np
 from kserve import InferenceRESTClient, InferInput, InferRequest, RESTConfig
 
+# What the client makes of a reply that is none of the protocol's.
+NOT_THE_PROTOCOL = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
 
 async def main(url: str = "http://127.0.0.1:8000", model: str = "digits", width: int = 64) -> None:
     """Send two random rows to each backend, and show what came back."""
@@ -25,17 +28,17 @@ async def main(url: str = "http://127.0.0.1:8000", model: str = "digits", width:
     for backend in ("eager", "compiled", "fused"):
         # Without a name the server chooses.
         request = InferRequest(model, [tensor], parameters={"backend": backend})
-        try:
-            reply = await client.infer(url, request, headers=headers, model_name=model)
-        except httpx.HTTPError as error:  # no key, another width, a backend that is not there, no server
-            sys.exit(str(error))
-        print(
-            f"{reply.parameters['backend']} ({reply.parameters['implementation']}): largest output of each row at",
-            end=" ",
-        )
-        print(*reply.outputs[0].as_numpy().argmax(axis=1))
+        reply = await client.infer(url, request, headers=headers, model_name=model)
+        ran, largest = reply.parameters, reply.outputs[0].as_numpy().argmax(axis=1)
+        print(f"{ran['backend']} ({ran['implementation']}): largest output of each row at", *largest)
 
 
 if __name__ == "__main__":
     url, model, width = (*sys.argv[1:], *("http://127.0.0.1:8000", "digits", "64")[len(sys.argv) - 1 :])
-    asyncio.run(main(url, model, int(width)))
+    row = int(width)
+    try:
+        asyncio.run(main(url, model, row))
+    except httpx.HTTPError as error:  # no key, another width, a backend that is not there, no server
+        sys.exit(str(error) or repr(error))
+    except NOT_THE_PROTOCOL as error:
+        sys.exit(f"expected replies of the Open Inference Protocol, got another one: {error!r}")

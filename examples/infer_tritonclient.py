@@ -5,10 +5,14 @@ Needs ``pip install tritonclient[http]``, and nothing of this project. A server'
 
 import os
 import sys
+from http.client import HTTPException
 
 import numpy as np
 import tritonclient.http as triton
 from tritonclient.utils import InferenceServerException
+
+# What the client makes of a reply that is none of the protocol's.
+NOT_THE_PROTOCOL = (AttributeError, HTTPException, LookupError, RecursionError, TypeError, ValueError)
 
 
 def main(url: str = "http://127.0.0.1:8000", model: str = "digits") -> None:
@@ -27,14 +31,16 @@ def main(url: str = "http://127.0.0.1:8000", model: str = "digits") -> None:
     for backend in ("eager", "compiled", "fused"):
         # Without a name the server chooses.
         reply = client.infer(model, [tensor], outputs=wanted, parameters={"backend": backend}, headers=headers)
-        ran = reply.get_response()["parameters"]
-        print(f"{ran['backend']} ({ran['implementation']}): largest output of each row at", end=" ")
-        print(*reply.as_numpy("output").argmax(axis=1))
+        ran, largest = reply.get_response()["parameters"], reply.as_numpy("output").argmax(axis=1)
+        print(f"{ran['backend']} ({ran['implementation']}): largest output of each row at", *largest)
     client.close()
 
 
 if __name__ == "__main__":
+    url, model = (*sys.argv[1:], *("http://127.0.0.1:8000", "digits")[len(sys.argv) - 1 :])
     try:
-        main(*sys.argv[1:])
+        main(url, model)
     except (InferenceServerException, OSError) as error:  # no key, a backend that is not there, no server
-        sys.exit(str(error))
+        sys.exit(" ".join(str(error).split()))
+    except NOT_THE_PROTOCOL as error:
+        sys.exit(f"expected replies of the Open Inference Protocol, got another one: {error!r}")

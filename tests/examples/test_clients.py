@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.loadtests.faulty_server import document, faulty_server, reply
 from tests.made_model import write_made_model
 from tests.service.running_server import ROOT, RunningServer, free_port
 
@@ -89,6 +90,36 @@ def test_a_clients_example_tells_in_a_line_that_no_server_is_there(example: str)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
     assert "onnection" in done.stderr
+
+
+NOT_THE_PROTOCOL = "expected replies of the Open Inference Protocol, got another one"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("metadata", "sent", "sentence"),
+    [
+        (None, b"garbage\r\n\r\n", "garbage|HTTPParseError"),
+        (None, reply(b"<html>hello</html>"), NOT_THE_PROTOCOL),
+        (None, document([1]), NOT_THE_PROTOCOL),
+        (document({"inputs": [{"shape": [-1, 64]}]}), document({}), NOT_THE_PROTOCOL),
+        (None, reply(b"<html>no</html>", status="500 No"), "500"),
+    ],
+    ids=["bytes", "page", "list", "inference", "error"],
+)
+def test_a_clients_example_tells_in_a_line_that_a_server_speaks_something_else(
+    metadata: bytes | None, sent: bytes, sentence: str
+) -> None:
+    with faulty_server(lambda path, *_: metadata if metadata and path == "/v2/models/digits" else sent) as server:
+        commands = [
+            [PYTHON, str(EXAMPLES / example), server.url] for example in ("infer_tritonclient.py", "infer_kserve.py")
+        ]
+        started = [subprocess.Popen(each, stderr=subprocess.PIPE, text=True) for each in commands]
+        for process in started:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 1
+            assert re.search(sentence, errors), errors
+            assert errors.count("\n") == 1
 
 
 @pytest.mark.slow
