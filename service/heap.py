@@ -2,10 +2,15 @@
 
 import ctypes
 import gc
+import os
+import time
+from pathlib import Path
 
 M_TRIM_THRESHOLD = -1  # of malloc.h
 M_MMAP_MAX = -4
 KEPT_BYTES = 1 << 30  # more than a batch takes; what a profile of a large model took on top of it goes back
+LOOK_NS = 100_000_000  # between two looks at how much memory is held
+STATM = Path("/proc/self/statm")
 
 
 def freeze_heap() -> None:
@@ -18,20 +23,46 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
-def keep_freed_memory() -> None:
-    """Give back what is free now, and keep from now on what is freed, for the next batch.
+class FreedMemory:
+    """Gives back what is free now, and keeps from now on what is freed, for the next batch, up to a bound.
 
     glibc hands a batch's tensors back to the kernel when they are freed, and the next batch's first write to each page
     of them waits for the kernel to clear it: 130 MB a second of them at saturation, which costs two or three rows
     in a hundred.
 
+    Batches of other sizes do not fit the holes that the ones before have left, and kept holes would take more memory
+    with each of them, without end. So what is free is given back whenever the process holds `kept_bytes` more than
+    after the last time.
+
     Raises:
         OSError: the C library refuses, which glibc does not.
 
-    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html.
+    Source: https://man7.org/linux/man-pages/man3/mallopt.3.html and malloc_trim.3.html beside it.
     """
-    library = ctypes.CDLL(None)
-    library.malloc_trim(0)
-    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, KEPT_BYTES)):
-        if not library.mallopt(option, value):
-            raise OSError(f"mallopt({option}, {value}): expected glibc to take it, got a refusal")
+
+    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
+        self._library = ctypes.CDLL(None)
+        self._kept_bytes = kept_bytes
+        self._most_bytes = self._next_look_ns = 0
+        self.give_back()
+        for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, kept_bytes)):
+            if not self._library.mallopt(option, value):
+                raise OSError(f"mallopt({option}, {value}): expected glibc to take it, got a refusal")
+
+    def bound(self) -> None:
+        """Give back what is free if it has become too much; looks no more often than each `LOOK_NS`."""
+        if time.monotonic_ns() >= self._next_look_ns:
+            self._next_look_ns = time.monotonic_ns() + LOOK_NS
+            if resident_bytes() > self._most_bytes:
+                self.give_back()
+
+    def give_back(self) -> None:
+        """Give all pages that hold nothing but what is free back to the kernel."""
+        self._library.malloc_trim(0)
+        self._most_bytes = resident_bytes() + self._kept_bytes
+        self._next_look_ns = time.monotonic_ns() + LOOK_NS
+
+
+def resident_bytes() -> int:
+    """Return how much memory this process holds."""
+    return int(STATM.read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -82,10 +82,12 @@ class WorkerServer:
         hold_share: float = 0.0,
         profile: Callable[[int, str, Path], Profiling] | None = None,
         staging: "Staging | None" = None,
+        bound_memory: Callable[[], None] = lambda: None,
     ) -> None:
         """`run(rows, backend=name)` takes and gives a tensor; `hello` is each connection's first frame.
 
         `profile(rows, name, trace)` profiles so many rows in steps. With `staging`, batches go through it.
+        `bound_memory` is called after each turn that may have computed something.
         """
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
@@ -102,6 +104,7 @@ class WorkerServer:
             Flights(staging, backends, self._answer, self._compute_in_parts) if staging is not None else None
         )
         self._staging = staging
+        self._bound_memory = bound_memory
         self._profile = profile
         self._jobs: deque[ProfileJob] = deque()
         self._shadows: deque[Waiting[Client]] = deque()
@@ -158,6 +161,7 @@ class WorkerServer:
             self._profile_next()
         elif is_idle and self._shadows:
             self._compute_shadow()
+        self._bound_memory()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
         """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""

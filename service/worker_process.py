@@ -21,7 +21,7 @@ from setproctitle import setproctitle
 
 from models.errors import DeviceLostError, MLPError, first_line
 from service import logs
-from service.heap import freeze_heap, keep_freed_memory
+from service.heap import FreedMemory, freeze_heap
 from service.listener import listen
 from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, begin_worker, outlive_parent
@@ -137,7 +137,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
             "backends": {name: asdict(status) for name, status in engine.backends.items()},
         }
         freeze_heap()
-        keep_freed_memory()
+        freed = FreedMemory()
         exit_status = 0
         with listen(plan.socket(worker_id)) as listener:
             outlive_parent()
@@ -151,6 +151,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 plan.hold_share,
                 lit_api.profile,
                 staging,
+                freed.bound,
             )
             try:
                 server.run()

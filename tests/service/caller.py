@@ -31,9 +31,10 @@ class Caller:
         hold_share: float = 0.0,
         profile: Callable[[int, str, Path], Profiling] | None = None,
         staging: Staging | None = None,
+        **options: Any,
     ) -> None:
         self._listener = listen(path)
-        options: dict[str, Any] = {"hold_share": hold_share, "profile": profile, "staging": staging}
+        options |= {"hold_share": hold_share, "profile": profile, "staging": staging}
         self.worker = WorkerServer(self._listener, run, BACKENDS, max_batch_rows, b"{}", **options)
         self.worker.listener.open()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -1,9 +1,11 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.made_model import write_made_model
-from tests.service.running_server import Start
+from tests.service.running_server import ROOT, Start
 
 ROWS, DIM, HIDDEN = 512, 64, 20_000
 BATCHES = 4
@@ -29,3 +31,28 @@ def test_a_worker_computes_in_the_memory_of_the_batches_before(start: Start, tmp
     widest = ROWS * HIDDEN * 4  # bytes; glibc by itself takes a tensor of 32 MiB and more from the kernel each time
     assert widest > 32 << 20
     assert page_faults(worker) - before < BATCHES * widest // PAGE_BYTES  # a batch has three of them
+
+
+HOLES = """
+import sys
+from service import heap
+
+heap.LOOK_NS = 0
+freed = heap.FreedMemory(kept_bytes=64 << 20)
+start = heap.resident_bytes()
+pieces = [(bytearray(b"1") * (1 << 20), bytearray(8192)) for _ in range(int(sys.argv[1]))]
+walls = [wall for _, wall in pieces]  # which keep the pieces apart, so that none is at the heap's end
+del pieces
+print(heap.resident_bytes() - start)
+freed.bound()
+print(heap.resident_bytes() - start)
+"""
+
+
+@pytest.mark.parametrize(("pieces", "is_kept"), [(32, True), (96, False)])
+def test_holes_are_kept_up_to_a_bound(pieces: int, is_kept: bool) -> None:
+    command = [sys.executable, "-c", HOLES, str(pieces)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    before, after = map(int, ended.stdout.split())
+    assert before >= pieces << 20
+    assert after == before if is_kept else after < 8 << 20

@@ -106,6 +106,21 @@ def test_a_batch_that_is_full_is_held_back_for_nobody(connect: Connect) -> None:
     assert [frame.request_id for frame in caller.received()] == [1]
 
 
+def test_memory_is_looked_at_after_each_batch(connect: Connect) -> None:
+    done: list[str] = []
+
+    def run(rows: Tensor, backend: str) -> Tensor:
+        done.append("batch")
+        return echo(rows, backend)
+
+    caller = connect(run, bound_memory=lambda: done.append("memory"))
+    done.clear()
+    for number in (1, 2):
+        caller.send(infer(number))
+        caller.turn()
+    assert done == ["batch", "memory"] * 2
+
+
 def test_a_cancelled_request_leaves_the_queue_uncomputed(connect: Connect) -> None:
     caller = connect(echo)
     caller.send(infer(1), infer(2, rows=5), Frame(Kind.CANCEL, 2, b""), Frame(Kind.CANCEL, 99, b""))
