@@ -9,6 +9,9 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import maybe_current_level
+from torch.autograd import forward_ad
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from models.errors import BackendError
 from models.fusion.eligibility import activation_of, unfit_reason
@@ -17,9 +20,9 @@ from models.fusion.linear import halves, pair_of
 from models.fusion.patterns import Pattern
 
 OWN_FORWARD = (
-    "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, traced by "
-    "torch.jit, or has an inner layer with a hook or with a forward that was replaced on the object: call eval(), and "
-    "run it under torch.inference_mode()"
+    "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, under "
+    "torch.func's transforms or forward-mode differentiation, traced by torch.jit, or has an inner layer with a hook "
+    "or with a forward that was replaced on the object: call eval(), and run it under torch.inference_mode()"
 )
 OTHER_ARGUMENTS = (
     "a fused block runs its own forward where it is called with other arguments than its forward has parameters: pass "
@@ -78,7 +81,7 @@ class Fusion:
                 tensors += child._parameters.values()
         if torch.is_grad_enabled():
             is_asked = is_asked or any(it.requires_grad for it in tensors if isinstance(it, Tensor))
-        is_asked = is_asked or torch.is_autocast_enabled(self.device_type)
+        is_asked = is_asked or torch.is_autocast_enabled(self.device_type) or is_transformed()
         is_asked = is_asked or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
         if is_asked:
             self.warn(OWN_FORWARD)
@@ -102,13 +105,15 @@ class Fusion:
         norm = self.pattern.norm and block._modules[self.pattern.norm]
         return norm(y) if norm else y
 
-    def _state(self, block: nn.Module) -> list[tuple[int, int, type[nn.Module]]]:
+    def _state(self, block: nn.Module) -> list[tuple[int, int, int, type[nn.Module]]]:
         return [
-            (it.data_ptr(), 0 if it.is_inference() else it._version, type(layer))
-            for layer in (cast("nn.Module", block._modules[name]) for name in self.pattern.linears)
-            for it in layer._parameters.values()
-            if it is not None
+            (it.untyped_storage()._cdata, it.data_ptr(), 0 if it.is_inference() else it._version, type(layer))
+            for layer, it in self._weights(block)
         ]
+
+    def _weights(self, block: nn.Module) -> list[tuple[nn.Module, Tensor]]:
+        layers = (cast("nn.Module", block._modules[name]) for name in self.pattern.linears)
+        return [(layer, it) for layer in layers for it in layer._parameters.values() if it is not None]
 
     def _remake(self, block: nn.Module) -> None:
         reason = unfit_reason(block, self.pattern)
@@ -126,9 +131,19 @@ class Fusion:
         self.device_type = weight.device.type
         self.features = (down or up or (weight,))[0].shape[0]
         self._seen = self._state(block)
+        # New weights may lie where old ones lay; while it is referred to, no other storage has a storage's address.
+        self._storages = [
+            StorageWeakRef(it.untyped_storage())  # type: ignore[no-untyped-call]
+            for _, it in self._weights(block)
+        ]
         self._layers = LAYERS[self.device_type](gate, up, down, self.activation)
         self.implementation = self._layers.implementation
         self.copied_bytes = self._layers.copied_bytes
+
+
+def is_transformed() -> bool:
+    """Tell whether tensors carry more than numbers: a tangent, or a dimension or a gradient of ``torch.func``'s."""
+    return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 
 _keys = itertools.count()

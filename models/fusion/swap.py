@@ -27,11 +27,11 @@ def fuse(module: nn.Module) -> FuseReport:
     is given back by `unfuse` and fused again.)
 
     Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
-    mode, autocast, a gradient that is asked for, tracing by ``torch.jit``, a hook on an inner layer or a forward of its
-    own, a call with fewer or more arguments than the forward has parameters), the block's own forward runs, with one
-    warning a block. ``torch.compile`` takes fused blocks as one operator each; where it traces a block of which one of
-    these is so, it takes the block's own forward, and no warning is given. A copy or a pickle of a fused model is one
-    that is not fused.
+    mode, autocast, a gradient that is asked for, the transforms of ``torch.func``, forward-mode differentiation,
+    tracing by ``torch.jit``, a hook on an inner layer or a forward of its own, a call with fewer or more arguments than
+    the forward has parameters), the block's own forward runs, with one warning a block. ``torch.compile``
+    takes fused blocks as one operator each; where it traces a block of which one of these is so, it takes the block's
+    own forward, and no warning is given. A copy or a pickle of a fused model is one that is not fused.
 
     Args:
         module: on a CPU or a CUDA device, in float32, bfloat16 or float16, in ``eval()`` mode.
@@ -76,8 +76,9 @@ def unfuse(module: nn.Module) -> tuple[str, ...]:
     names = []
     for name, block in module.named_modules():
         if isinstance(block, Fused):
-            fusion = block.__dict__.pop("_fusion")
-            block.__class__ = fusion.original
+            fused = cast("nn.Module", block)
+            fused.__class__ = block._fusion.original  # first: another thread may call its forward at any moment
+            del fused.__dict__["_fusion"]
             names.append(name)
     return tuple(names)
 
@@ -122,14 +123,14 @@ def _fused(block: nn.Module, pattern: Pattern) -> Fusion | str:
     reason = mismatch(block, fusion)
     if reason is not None:
         return reason
+    block.__dict__["_fusion"] = fusion  # before the class and its forward, which another thread may call at once
     try:
         original = type(block)
         block.__class__ = _fused_class(cast("Any", original))
     except TypeError as error:
+        del block.__dict__["_fusion"]
         return f"its class cannot be swapped ({error})"
-    fused = cast("Fused", block)
-    object.__setattr__(fused, "_fusion", fusion)
-    fused_block.blocks[fusion.key] = fused
+    fused_block.blocks[fusion.key] = cast("Fused", block)
     return fusion
 
 

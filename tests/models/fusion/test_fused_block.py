@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, from_numpy, nn
+from torch.autograd import forward_ad
 
 from models import fuse, unfuse
 from models.errors import BackendError
@@ -47,6 +48,22 @@ def test_weights_that_are_changed_are_seen(block: nn.Module) -> None:
     torch.testing.assert_close(block(rows()), other(rows()), rtol=1e-5, atol=1e-5)
 
 
+def test_weights_that_lie_where_old_ones_lay_are_seen(block: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in block.parameters():
+            parameter.data = from_numpy(parameter.numpy().copy())
+    fuse(block)
+    block(rows())
+    for parameter in block.parameters():
+        version, place = parameter._version, parameter.numpy()
+        place *= 1.5
+        parameter.data = from_numpy(place)
+        assert (parameter._version, parameter.data_ptr()) == (version, place.ctypes.data)
+    y = block(rows())
+    unfuse(block)
+    torch.testing.assert_close(y, block(rows()), rtol=1e-5, atol=1e-5)
+
+
 def test_another_type_is_followed_or_refused(block: nn.Module) -> None:
     fuse(block)
     exact = block(rows())
@@ -74,6 +91,26 @@ def test_gradients_are_those_of_the_own_forward(block: nn.Module) -> None:
     with warnings.catch_warnings():  # once a block is enough
         warnings.simplefilter("error")
         block(rows())
+
+
+def test_tangents_and_transforms_are_those_of_the_own_forward(block: nn.Module) -> None:
+    x, t = rows(), rows(torch.float32, ROWS, DIM)
+    stacked = {name: torch.stack([it, 1.5 * it]) for name, it in block.named_parameters()}
+
+    def tangent() -> Tensor:
+        with forward_ad.dual_level():
+            y = block(forward_ad.make_dual(x, t))  # type: ignore[no-untyped-call]
+            found: Tensor = forward_ad.unpack_dual(y).tangent  # type: ignore[no-untyped-call]
+            return found
+
+    def results() -> list[Tensor]:
+        of_both = torch.func.vmap(lambda weights: torch.func.functional_call(block, weights, (x,)))(stacked)
+        return [tangent(), torch.func.jvp(block, (x,), (t,))[1], of_both]
+
+    own = results()
+    fuse(block)
+    with pytest.warns(RuntimeWarning, match="forward-mode differentiation"):
+        assert all(map(torch.equal, results(), own))
 
 
 def test_training_mode_and_autocast_run_the_own_forward(block: nn.Module) -> None:

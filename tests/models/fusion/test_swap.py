@@ -1,13 +1,17 @@
 """Blocks are fused where they stand, and given back."""
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from models import fuse, unfuse
+from models.fusion import swap
 from tests.models.fusion.made_blocks import BLOCKS, MLP, made, reason_left_alone, rows
 
 # PyTorch's compiler uses what PyTorch deprecates.
@@ -66,6 +70,32 @@ def test_a_forward_that_was_replaced_on_the_object_stays() -> None:
 
 def test_a_block_in_training_mode_is_left_alone() -> None:
     assert reason_left_alone(MLP().train()) == "it is in training mode: call eval() first"
+
+
+def test_a_block_can_be_called_at_any_moment_of_a_swap() -> None:
+    block = made("LlamaMLP")
+    y = block(rows())
+    calls = 0
+
+    def call(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal calls
+        if Path(frame.f_code.co_filename) != Path(swap.__file__):
+            return None
+        if event == "line":  # as another thread may between any two
+            sys.settrace(None)
+            torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
+            sys.settrace(call)
+            calls += 1
+        return call
+
+    before = sys.gettrace()
+    sys.settrace(call)
+    try:
+        fuse(block)
+        unfuse(block)
+    finally:
+        sys.settrace(before)
+    assert calls > 0
 
 
 def test_it_works_within_inference_mode() -> None:
