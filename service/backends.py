@@ -57,10 +57,7 @@ class Backends:
                 self._canaries.append((edge, name))
 
     def _merged_states(self) -> dict[str, BackendState]:
-        starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.names}
-        merged = dict(self._reported[0]) if self._reported else starting
-        for others in self._reported[1:]:
-            merged.update({name: state for name, state in others.items() if state.state == "unavailable"})
+        merged = self._reported_states()
         for index, name in enumerate(self.names):
             outage = self._shared.outage(index)
             if outage is not None and merged[name].state == "ready":
@@ -69,6 +66,14 @@ class Backends:
                 merged[name] = merged[name].model_copy(
                     update={"state": "unavailable", "reason": reason, "taken_out_at": since}
                 )
+        return merged
+
+    def _reported_states(self) -> dict[str, BackendState]:
+        """Each backend's state as the workers have it, whatever was taken out."""
+        starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.names}
+        merged = dict(self._reported[0]) if self._reported else starting
+        for others in self._reported[1:]:
+            merged.update({name: state for name, state in others.items() if state.state == "unavailable"})
         return merged
 
     def _chosen_default(self) -> str | None:
@@ -162,7 +167,7 @@ class Backends:
         A backend that was taken out is put back.
 
         Raises:
-            BadRequestError, BackendUnavailableError: it would not serve.
+            BadRequestError, NotReadyError, BackendUnavailableError: it would not serve; nothing has changed.
         """
         if name == "auto":
             self._shared.default_backend = AUTO
@@ -172,11 +177,21 @@ class Backends:
                 f"default: expected one of {', '.join(self.names)}, or auto for the best available, got "
                 f"{shortened(name)}"
             )
-        if self._shared.outage(self.names.index(name)) is not None:
-            self._shared.put_back(self.names.index(name))
+        self._require_ready(name, self._reported_states())  # before anything changes
+        index = self.names.index(name)
+        if self._shared.outage(index) is not None:
+            self._shared.put_back(index)
             log.warning("backend %s is put back", name, extra={"backend": name})
-        self.require_available(name)
-        self._shared.default_backend = self.names.index(name)
+        self._shared.default_backend = index
+
+    def require_kept(self, name: str) -> None:
+        """Refuse what a backend gave that was taken out since it was asked.
+
+        Raises:
+            NotReadyError, BackendUnavailableError: it was.
+        """
+        if self._shared.outage(self.names.index(name)) is not None:
+            self.require_available(name)
 
     def require_available(self, name: str | None) -> int:
         """Return the number on the wire of a backend that serves; None stands for a default that cannot be had.
@@ -189,12 +204,15 @@ class Backends:
             raise NotReadyError(NOT_READY)
         if self._shared.changes != self._changes:
             self._derive()
-        state = self._states.get(name)
+        return self._require_ready(name, self._states)
+
+    def _require_ready(self, name: str, states: Mapping[str, BackendState]) -> int:
+        state = states.get(name)
         if state is None:
             raise UnknownBackendError(name, self.names)
         if state.state == "starting":
             raise NotReadyError(NOT_READY)
         if state.state != "ready":
-            ready = tuple(other for other in self.names if self._states[other].state == "ready")
+            ready = tuple(other for other in self.names if states[other].state == "ready")
             raise BackendUnavailableError(name, state.reason or "no reason given", ready)
         return self.names.index(name)

@@ -8,7 +8,8 @@ else to do; how far both are apart goes to the metrics. A backend is taken out, 
     fault        its run raises
 
 and stays so until somebody puts it back (`Backends.set_default`). Requests that name no backend go on to the
-next one, those in the failing batch included; requests that name it get the error.
+next one, those in the failing batch and those that were waiting for it or being computed included; requests that name
+it get the error.
 """
 
 import logging
@@ -20,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from models.errors import BackendUnavailableError
 from service.backends import REFERENCE
 from service.dispatch import Dispatcher
 from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
@@ -132,6 +134,8 @@ class Guard:
         if backend is None or backend == REFERENCE:
             return False
         if isinstance(outcome, Result):
+            if isinstance(error, BackendUnavailableError):  # taken out while this waited, or was computed
+                return self._follow(request, backend, accepted_ns, deliver)
             if not isinstance(error, NonFiniteOutputError) or not self.is_shadowing:
                 return False
             if request.backend is not None:
@@ -150,8 +154,18 @@ class Guard:
             self._dispatcher.resubmit(request, REFERENCE, accepted_ns, judge)
             return True
         self.failed(backend, error)
+        return code_of(error) == "internal" and self._follow(request, backend, accepted_ns, deliver)
+
+    def _follow(
+        self,
+        request: InferenceRequest,
+        backend: str,
+        accepted_ns: int,
+        deliver: Callable[[str, Result | Exception], None],
+    ) -> bool:
+        """Run a request on the default backend where its caller named none, and that is another one now."""
         following = self._dispatcher.backends.default()
-        if code_of(error) != "internal" or request.backend is not None or following in (None, backend):
+        if request.backend is not None or following in (None, backend):
             return False
         self._dispatcher.resubmit(request, following, accepted_ns, partial(deliver, following))
         return True

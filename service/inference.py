@@ -261,6 +261,7 @@ class Inference:
         try:
             if isinstance(outcome, Exception):
                 raise outcome
+            self._backends.require_kept(outcome.backend)
             result_ns = time.monotonic_ns()
             lines, body = operation.encode(request, outcome, result_ns - started_ns)
         except Exception as error:

@@ -6,7 +6,7 @@ import pytest
 
 from models.errors import BackendUnavailableError, UnknownBackendError
 from service.backends import Backends
-from service.errors import BadRequestError
+from service.errors import BadRequestError, NotReadyError
 from service.metrics import Metrics
 from service.schemas import BackendState
 from service.shared_state import SharedState
@@ -75,6 +75,22 @@ def test_the_reference_and_the_last_backend_are_not_taken_out_and_one_is_taken_o
     taken = [backends.take_out(name, "fault", "it failed") for name in ("eager", "fused", "fused", "compiled")]
     assert taken == [False, True, False, False]
     assert value(metrics.text().decode(), "mlp_backend_fallbacks_total", backend="fused", reason="fault") == 1
+
+
+def test_a_return_that_is_refused_leaves_a_backend_out() -> None:
+    backends = reported({})
+    backends.take_out("fused", "drift", "wrong")
+    for workers, error in (
+        ([], NotReadyError),
+        ([dict.fromkeys(BACKENDS, READY) | {"fused": UNAVAILABLE}], BackendUnavailableError),
+    ):
+        backends.report(workers)
+        with pytest.raises(error):
+            backends.set_default("fused")
+    backends.report([dict.fromkeys(BACKENDS, READY)])
+    assert (backends.states["fused"].state, backends.default()) == ("unavailable", "compiled")
+    backends.set_default("fused")
+    assert (backends.states["fused"].state, backends.default()) == ("ready", "fused")
 
 
 def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:

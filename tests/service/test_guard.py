@@ -13,7 +13,9 @@ from models.engine import load_engine
 from models.errors import BackendUnavailableError
 from service.errors import OverloadedError, RemoteError
 from service.guard import FLOOR, MAX_DRIFT, Difference, Guard, difference
+from service.inference import Inference, InferenceOptions, Predict
 from service.link import Result
+from service.reply import Reply
 from service.schemas import InferenceRequest, Rows
 from service.wire import Kind
 from tests.made_model import made_fields
@@ -157,3 +159,23 @@ async def test_only_a_run_that_raised_speaks_against_a_backend_and_the_last_one_
     rollout.state.take_out(0, rollout.state.outage(2))  # type: ignore[arg-type]
     rollout.guard.failed("compiled", RemoteError("internal", "RuntimeError: x"))  # which nothing could replace
     assert rollout.dispatcher.backends.default() == "compiled"
+
+
+@looped
+async def test_what_was_waiting_for_a_backend_when_it_was_taken_out_is_no_reply() -> None:
+    rollout = Rollout()
+    options = InferenceOptions("m", 2, None, 8, 1 << 10, None)
+    inference = Inference(rollout.dispatcher, options, rollout.metrics, rollout.guard)
+    replies: list[Reply] = []
+    for body in (b'{"inputs": [1, 2]}', b'{"inputs": [1, 2], "backend": "fused"}'):
+        headers = {b"content-type": b"application/json"}
+        inference.start(Predict(options), headers, body, b"id", time.monotonic_ns(), replies.append)
+    waiting = await rollout.sent()
+    rollout.dispatcher.backends.take_out("fused", "drift", "wrong")
+    for frame in waiting:
+        rollout.answer(frame, array([1.0, 9.0]))
+    (again,) = await rollout.sent()
+    assert (BACKENDS[again.backend], [reply.status for reply in replies]) == ("compiled", [503])
+    assert b"backend_unavailable" in replies[0].body
+    rollout.answer(again, array([1.0, 4.0]))
+    assert (replies[1].status, json.loads(replies[1].body)["backend"]) == (200, "compiled")
