@@ -7,6 +7,7 @@ from kernels.progress import Progress
 from models import weights
 from models.architectures import ARCHITECTURES
 from models.commands import model_directory
+from models.errors import ImportSourceError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,9 +20,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Import it, one tensor at a time."""
+    """Import it, one tensor at a time.
+
+    Raises:
+        ImportSourceError: as `Checkpoint`, and where OUT is SRC, whose other layers would be lost.
+    """
     from models.importers import Checkpoint
 
+    if options.out.exists() and options.source.exists() and options.out.samefile(options.source):
+        raise ImportSourceError(
+            f"{options.out}: expected another directory than the one to import from; name a new one"
+        )
     model_directory.refuse_a_model(options)
     checkpoint = Checkpoint(options.source, model_directory.name(options), options.layers)
     with model_directory.directory(options.out), Progress(f"reading {options.source}") as progress:

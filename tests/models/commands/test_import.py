@@ -60,6 +60,17 @@ def test_an_import_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pyte
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
+def test_a_checkpoint_is_not_replaced_by_what_is_taken_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint_with_nan(tmp_path / "source")
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    (tmp_path / "link").symlink_to(source)
+    for out in (source, tmp_path / "link"):
+        assert "expected another directory" in refused(capsys, "import", str(source), str(out), "--overwrite")
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
 REFUSED = """
 import sys
 from models.__main__ import main
