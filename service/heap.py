@@ -8,7 +8,7 @@ from pathlib import Path
 
 M_TRIM_THRESHOLD = -1  # of malloc.h
 M_MMAP_MAX = -4
-KEPT_BYTES = 1 << 30  # more than a batch takes; what a profile of a large model took on top of it goes back
+KEPT_BYTES = 256 << 20  # more than a batch takes of most models; what a profile took on top of it goes back
 LOOK_NS = 100_000_000  # between two looks at how much memory is held
 STATM = Path("/proc/self/statm")
 
