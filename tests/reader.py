@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,21 +17,14 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from tests.made_model import write_made_model
 from tests.service.running_server import ROOT, RunningServer, free_port
+from tests.shrink import name_of, shrunk
 
 LIMIT_S = 120
 OURS = ("Makefile", "requirements", "docs", "examples", "kernels", "loadtests", "models", "service")
 ADDRESS = "http://127.0.0.1:8000"
 
-# What is put behind a command so that it is over soon; of a flag that comes twice the last one counts.
-SMALL = {
-    "models new": "--dim 8 --hidden 16 --depth 1",
-    "models bench": "--backends eager,fused --repetitions 2",
-    "loadtests compare": "--backends eager,fused --users 1 --rates 50 --no-knee "
-    "--rounds 1 --seconds 0.2 --warm-up-s 0.05",
-    "loadtests scenario": "--users 2 --seconds 1 --backends fused --objective-ms 5000",
-    "locust": "-t 1s",
-}
 # The sentence before the commands that a server would share the cores with.
 STOP = "Stop the server first"
 # Those whose status also tells whether an objective was kept to, which a busy host may keep them from.
@@ -38,7 +32,8 @@ JUDGES = ("loadtests scenario",)
 # The backends of a server that `make serve` starts: compiling takes longer than all the rest.
 BACKENDS = {"MLP_BACKENDS": "eager,fused"}
 # The set-up is done, since the tests run; make would do it again where a pin's file is newer.
-DONE = ("--old-file=.venv/runtime.stamp", "--old-file=.venv/dev.stamp")
+DONE = [f"--old-file={stamp}" for stamp in (".venv/runtime.stamp", ".venv/dev.stamp", ".judges/stamp", ".peers/stamp")]
+PEERS = ROOT / ".peers"
 
 
 class Block(NamedTuple):
@@ -64,6 +59,11 @@ def blocks_of(text: str) -> list[Block]:
 def commands_of(text: str) -> list[str]:
     """Return every command of a page, in its order."""
     return [line for block in blocks_of(text) for line in block.commands]
+
+
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+COMMANDS = {page: found for page in PAGES if (found := commands_of((ROOT / page).read_text()))}
+LINES = list(dict.fromkeys(line for found in COMMANDS.values() for line in found))
 
 
 class MadeServer(RunningServer):
@@ -116,7 +116,7 @@ class Reader:
             return self.run(["make", *DONE, *words[1:]])
         if words[0] == "curl":
             return self.run([*words, "--silent", "--fail"])
-        words = with_flags(words, SMALL.get(name_of(words), ""))
+        words = shrunk(words)
         if name_of(words).partition(" ")[0] in ("kernels", "models"):
             return self.run_here(words[2], words[3:])
         if name_of(words) == "loadtests worker":  # which waits for the command of the next line
@@ -167,19 +167,49 @@ class Reader:
             worker.wait()
 
 
-def name_of(words: Sequence[str]) -> str:
-    """Return a command's program, with its subcommand where it has one."""
-    return " ".join(words[2:4]) if words[1:2] == ["-m"] else Path(words[0]).name
+class Developer:
+    """Has make do things in a copy of the project, which they may change."""
 
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "project"
+        ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines()]
+        shutil.copytree(ROOT, self.folder, ignore=shutil.ignore_patterns(".git", *ignored))
+        (self.folder / ".venv").symlink_to(sys.prefix)
 
-def with_flags(words: Sequence[str], flags: str) -> list[str]:
-    """Put flags behind a command, before those that it hands on to a server."""
-    end = words.index("--") if "--" in words else len(words)
-    return [*words[:end], *shlex.split(flags), *words[end:]]
+    def make(self, *words: str, status: int = 0, done: Sequence[str] = DONE) -> str:
+        """Have make do something, with what is set up, and return what it printed.
+
+        Raises:
+            AssertionError: it ended with another status.
+        """
+        ended = subprocess.run(
+            ["make", *done, *words],
+            cwd=self.folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=2 * LIMIT_S,
+        )
+        assert ended.returncode == status, ended.stdout
+        return ended.stdout
+
+    def measure(self, target: str) -> str:
+        """Have make measure, with little to measure: a small model, and the flags of tests/shrink.py."""
+        shutil.rmtree(self.folder / "models/zoo/geglu-768")
+        write_made_model(self.folder / "models/zoo", "geglu-768", dim=8, hidden=16, depth=1)
+        if PEERS.exists():
+            (self.folder / ".peers").symlink_to(PEERS)
+        python = self.folder / "small/python"
+        python.parent.mkdir()
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT}/tests/shrink.py "$@"\n')
+        python.chmod(0o755)
+        return self.make(target, "BIN=small")
 
 
 def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith(("MLP_", "LOCUST_"))}
+    ours = ("MLP_", "LOCUST_", "PYTEST_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def write_checkpoint(directory: Path, depth: int, dim: int = 8, hidden: int = 12) -> None:

@@ -16,14 +16,11 @@ import pytest
 from loadtests.evidence import read
 from service.settings import load
 from tests.loadtests.commands.test_compare import ON_ONE_CORE
-from tests.reader import DONE, STOP, Reader, blocks_of, commands_of, name_of, readers
-from tests.service.running_server import RunningServer
+from tests.reader import COMMANDS, LINES, PAGES, STOP, Reader, blocks_of, readers
+from tests.service.running_server import ROOT, RunningServer
+from tests.shrink import name_of
 from tests.stand_ins import Cluster, Engine
 
-ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
-COMMANDS = {page: found for page in PAGES if (found := commands_of((ROOT / page).read_text()))}
-LINES = list(dict.fromkeys(line for found in COMMANDS.values() for line in found))
 TUTORIAL, OPERATING, BENCHMARKING = "docs/tutorial.md", "docs/operating.md", "docs/benchmarking.md"
 ROLLOUT = 'make serve ARGS="--default-backend eager --canary fused=0.05 --shadow-rate 0.01 --max-drift 0.02"'
 CHECK = ".venv/bin/python -m kernels check"
@@ -226,55 +223,6 @@ def test_a_manifest_with_a_field_that_there_is_not_is_not_applied(tmp_path: Path
     assert done.returncode == 1
     assert "route" in done.stderr
     assert [each["kind"] for each in cluster.created] == ["Service", "HorizontalPodAutoscaler"]
-
-
-NAMED_TARGETS = sorted(
-    {name for page in PAGES for name in re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / page).read_text(), re.MULTILINE)}
-)
-
-
-def make(target: str) -> str:
-    """What make would do for a target, with everything set up."""
-    stamps = (f"--old-file={name}/stamp" for name in (".judges", ".peers"))
-    done = subprocess.run(["make", "-n", *DONE, *stamps, target], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("target", NAMED_TARGETS)
-def test_make_knows_what_to_do_for_every_target_that_is_named(target: str) -> None:
-    assert make(target)
-
-
-def test_make_loadtest_is_the_readmes_line_without_what_is_chosen_there() -> None:
-    (line,) = (line for line in LINES if " --headless " in line)
-    assert make("loadtest").split()[1:] == shlex.split(line.partition(" --headless ")[0])
-
-
-MEASURING = re.compile(r"\.venv/bin/python -m ((?:models|loadtests) [^;|\n]*)")
-# Runs each command line up to where the chosen command would start.
-PARSE = """
-import shlex, sys
-from importlib import import_module
-for line in sys.stdin:
-    program, command, *_ = words = shlex.split(line)
-    main = import_module(f"{program}.__main__")
-    module = main.module_name(command) if program == "models" else command
-    import_module(f"{program}.commands.{module}").run = lambda options: 0
-    if main.main(words[1:]) != 0:
-        sys.exit(line)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("source", ["bench", "peers", CORES], ids=["bench", "peers", "cores"])
-def test_what_make_measures_with_and_what_runs_elsewhere_takes_its_flags(source: str) -> None:
-    lines = re.findall(MEASURING, source if source == CORES else make(source))
-    assert lines
-    done = subprocess.run(
-        [sys.executable, "-c", PARSE], input="\n".join(lines), capture_output=True, text=True, cwd=ROOT
-    )
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 # A program that a sentence names, with its subcommand where it has one, and the flags that stand behind it.

@@ -273,7 +273,7 @@ def soak(
     return {
         "seconds": seconds,
         "requests_per_s": rate,
-        "disturbances": dict(done),
+        "disturbances": {what: done[what] for what in due},
         "callers_counted": dict(callers.counts),
         "servers_logged": {name: count - before.get(name, 0) for name, count in lives.counted().items()},
         "last_server_scraped": scraped,
