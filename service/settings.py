@@ -59,6 +59,7 @@ EXPECTED = {
     "literal_error": "{expected}",
     "too_short": "at least {min_length} character",
 }
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 NOTHING = "\0"  # what would stand for None on a command line, where it cannot be written: a key of `None` is a key
 
 
@@ -69,14 +70,17 @@ class SettingsValueError(MLPError):
 def available_cores() -> int:
     """Return how many cores this process may use: its affinity, capped by the control group's CPU quota.
 
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files.
+    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files, and of version 1
+    https://docs.kernel.org/scheduler/sched-bwc.html#management.
     """
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
+        try:
+            quota, period = " ".join((CONTROL_GROUP / name).read_text() for name in names).split()
+        except (OSError, ValueError):
+            continue
+        return cores if quota in ("max", "-1") else max(1, min(cores, int(quota) // int(period)))
+    return cores
 
 
 def shares(text: str) -> dict[str, float] | None:
