@@ -6,7 +6,7 @@ ARGS ?=
 PIP := $(BIN)/pip --disable-pip-version-check install -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve test test-quick check audit bench peers gpu docs loadtest image format clean
+.PHONY: help setup setup-dev serve test test-quick check audit bench peers gpu docs loadtest image image-check format clean
 
 help:  ## List the commands.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## / \t/' | expand -t 14
@@ -101,8 +101,11 @@ docs: $(VENV)/dev.stamp  ## Renew the generated parts of README.md and of docs/.
 loadtest: $(VENV)/dev.stamp  ## Load a running server with locust; flags: make loadtest ARGS="--headless -u 8 -t 10s --tags fused".
 	@exec $(BIN)/locust -f loadtests/locustfile.py --host http://127.0.0.1:8000 $(ARGS)
 
-image:  ## Build the Docker image.
-	@docker build -t fused-mlp-server .
+image:  ## Build the Docker image; flags: make image ARGS="--build-arg TORCH_BUILD=cuda".
+	@docker build -t fused-mlp-server $(ARGS) .
+
+image-check: $(VENV)/dev.stamp  ## Build the image and run it as the pages say; needs Docker. Another base: BASE_IMAGE=NAME, an index: CPU_INDEX=URL.
+	@IMAGE_CHECK=yes $(BIN)/python -m pytest tests/test_image.py $(ARGS)
 
 format: $(VENV)/dev.stamp  ## Sort imports, fix what can be fixed, format.
 	@$(BIN)/ruff check --fix .

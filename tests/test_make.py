@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.reader import DONE, LINES, PAGES, PEERS, Developer
+from tests.reader import COMMANDS, DONE, LINES, PAGES, PEERS, Developer
 from tests.service.running_server import ROOT, Start
-from tests.test_commands import CORES
+from tests.test_commands import CORES, DOCKER
 
 NAMED = {
     target
@@ -142,6 +142,17 @@ def test_loadtest_loads_a_running_server(developer: Developer, start: Start) -> 
     assert told("loadtest").split()[1:] == shlex.split(line.partition(" --headless ")[0])
     url = start("--backends", "fused").wait_ready().url
     assert "Aggregated" in developer.make("loadtest", f"ARGS=--host {url} --headless -u 1 -t 1s --tags fused")
+
+
+def test_make_image_builds_as_the_readme_does() -> None:
+    (line,) = (line for line in COMMANDS["README.md"] if line.startswith("docker build "))
+    assert told("image").split() == line.partition(" && ")[0].split()
+
+
+@pytest.mark.slow
+def test_image_check_has_a_test_for_every_line_for_docker(developer: Developer) -> None:
+    chosen = developer.make("image-check", "ARGS=--collect-only -q")
+    assert [line for line in DOCKER if f"[{line}]" not in chosen] == []
 
 
 def test_clean_leaves_the_sources_alone(developer: Developer) -> None:
