@@ -104,6 +104,8 @@ def saturation(document: dict[str, Any]) -> str:
 
 def overload(document: dict[str, Any]) -> str:
     """Render docs/results/overload*.json, the `scenario.json` of `python -m loadtests scenario overload`."""
+    if document["ended_early"]:
+        return f"Not measured: {document['ended_early']}.\n"
     found, conditions = document["overload"], document["conditions"]
     rows = ["| objective | wanted | got | |", "|---|---|---|---|"]
     for each in (Verdict(**each) for each in document["verdicts"]):

@@ -195,9 +195,9 @@ class Developer:
         return ended.stdout
 
     def measure(self, target: str) -> str:
-        """Have make measure, with little to measure: a small model, and the flags of tests/shrink.py."""
+        """Have make measure, with little to measure: one block of the model, and the flags of tests/shrink.py."""
         shutil.rmtree(self.folder / "models/zoo/geglu-768")
-        write_made_model(self.folder / "models/zoo", "geglu-768", dim=8, hidden=16, depth=1)
+        write_made_model(self.folder / "models/zoo", "geglu-768", dim=768, hidden=3072, depth=1)
         if PEERS.exists():
             (self.folder / ".peers").symlink_to(PEERS)
         python = self.folder / "small/python"

@@ -19,7 +19,7 @@ SMALL = {
     "loadtests peers": "--servers ours,fastapi --models digits --wires json --connections 2 --rounds 1 --seconds 1",
     "loadtests saturation": "--rows 2 --connections 3 --rounds 1 --seconds 1 --server-cpus 0",
     "loadtests scenario": "--users 2 --seconds 1 --backends fused --objective-ms 5000",
-    "loadtests scenario overload": "--seconds 0.3 --objective-ms 5000",
+    "loadtests scenario overload": "--seconds 0.5 --objective-ms 5000",
     "locust": "-t 1s",
     "tests/service/chaos/soak.py": "--seconds 2 --rate 40",
 }

@@ -247,6 +247,13 @@ def test_a_cosine_is_shown_as_it_was_measured(tmp_path: Path, monkeypatch: pytes
     assert "the least cosine of two embeddings is 1.25000." in render.fuse()
 
 
+def test_an_overload_that_ended_early_is_shown_as_such() -> None:
+    document = json.loads((render.RESULTS / "overload.json").read_text())
+    assert "Capacity" in render.overload(document)
+    del document["overload"]
+    assert render.overload(document | {"ended_early": "the server ended"}) == "Not measured: the server ended.\n"
+
+
 def test_the_readme_lists_the_names_of_every_block_that_fuse_knows() -> None:
     rows = [set(re.findall(r"`(\w+)`", line)) for line in README.splitlines() if line.startswith("| ")]
     known = [set(pattern.needed) for pattern in PATTERNS] + [
