@@ -44,11 +44,12 @@ class Fused(nn.Module):
         if kwargs:
             inputs = (*args, *(kwargs[it] for it in fusion.parameters[len(args) :] if it in kwargs))
         if not len(inputs) == len(fusion.parameters) == len(args) + len(kwargs):
-            y = super().forward(*args, **kwargs)  # or its TypeError
+            y = fusion.original.forward(self, *args, **kwargs)  # or its TypeError
             fusion.warn(OTHER_ARGUMENTS)
             return y
         if not fusion.is_for(self, inputs):
-            return super().forward(*args, **kwargs)
+            # Not by `super()`, which fails where another thread has given the block back since.
+            return fusion.original.forward(self, *args, **kwargs)
         residual = inputs[1] if len(inputs) == 2 else None
         if torch.compiler.is_compiling():
             return torch.ops.mlp.feed_forward(inputs[0], residual, fusion.key, fusion.features)
@@ -101,7 +102,8 @@ class Fusion:
         rows = x.reshape(-1, x.shape[-1])
         if residual is not None:
             residual = residual.reshape(-1, self.features)
-        y = self._layers.down(self._layers.hidden(rows), residual).view(shape)
+        layers = self._layers  # another thread may replace them at any moment
+        y = layers.down(layers.hidden(rows), residual).view(shape)
         norm = self.pattern.norm and block._modules[self.pattern.norm]
         return norm(y) if norm else y
 
@@ -121,24 +123,26 @@ class Fusion:
             raise BackendError(
                 f"{self.original.__name__}: it cannot be run fused any more, since {reason}; undo it with models.unfuse"
             )
+        # New weights may lie where old ones lay; while it is referred to, no other storage has a storage's address.
+        storages = [
+            StorageWeakRef(it.untyped_storage())  # type: ignore[no-untyped-call]
+            for _, it in self._weights(block)
+        ]
+        seen = self._state(block)
         pattern, pairs = self.pattern, {name: pair_of(block._modules[name]) for name in self.pattern.linears}
         gate, up, down = (None if it is None else pairs[it] for it in (pattern.gate, pattern.up, pattern.down))
         if gate is not None and pattern.gate == pattern.up:
             gate, up = halves(gate)
-        self._act = pattern.act and getattr(block, pattern.act)
-        self.activation = activation_of(self._act) or "relu"  # an output has none
+        act = pattern.act and getattr(block, pattern.act)
+        self.activation = activation_of(act) or "relu"  # an output has none
         weight = next(iter(pairs.values()))[0]
         self.device_type = weight.device.type
         self.features = (down or up or (weight,))[0].shape[0]
-        self._seen = self._state(block)
-        # New weights may lie where old ones lay; while it is referred to, no other storage has a storage's address.
-        self._storages = [
-            StorageWeakRef(it.untyped_storage())  # type: ignore[no-untyped-call]
-            for _, it in self._weights(block)
-        ]
         self._layers = LAYERS[self.device_type](gate, up, down, self.activation)
         self.implementation = self._layers.implementation
         self.copied_bytes = self._layers.copied_bytes
+        # After the layers: another thread that calls meanwhile makes its own instead of taking the old ones.
+        self._act, self._seen, self._storages = act, seen, storages
 
 
 def is_transformed() -> bool:

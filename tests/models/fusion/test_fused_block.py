@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import itertools
 import pickle
 import warnings
 import weakref
@@ -14,8 +15,10 @@ from torch.autograd import forward_ad
 
 from models import fuse, unfuse
 from models.errors import BackendError
+from models.fusion import fused_block
 from models.fusion.fused_block import Fused
 from tests.models.fusion.made_blocks import DIM, HIDDEN, MLP, ROWS, made, rows
+from tests.models.fusion.stepping import between_lines
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -62,6 +65,47 @@ def test_weights_that_lie_where_old_ones_lay_are_seen(block: nn.Module) -> None:
     y = block(rows())
     unfuse(block)
     torch.testing.assert_close(y, block(rows()), rtol=1e-5, atol=1e-5)
+
+
+def test_changed_weights_are_seen_by_a_thread_that_calls_while_another_lays_them_out(block: nn.Module) -> None:
+    fuse(block)
+    for place in itertools.count():
+        with torch.no_grad():
+            for parameter in block.parameters():
+                parameter.neg_()
+        meanwhile: list[Tensor] = []
+
+        def call(number: int, place: int = place, found: list[Tensor] = meanwhile) -> None:
+            if number == place:
+                found.append(block(rows()))
+
+        with between_lines(fused_block, call):
+            found = block(rows())
+        y = copy.deepcopy(block)(rows())  # which is not fused
+        for each in (found, *meanwhile):
+            torch.testing.assert_close(each, y, rtol=1e-5, atol=1e-5)
+        if not meanwhile:  # the call has fewer lines
+            break
+    assert place > 1
+
+
+@pytest.mark.parametrize("is_fused_form", [True, False])
+@pytest.mark.filterwarnings("ignore:.*runs its own forward:RuntimeWarning")
+def test_a_call_goes_on_wherever_its_block_is_given_back(block: nn.Module, is_fused_form: bool) -> None:
+    x = rows().requires_grad_(not is_fused_form)
+    y = block(x)
+    for place in itertools.count():
+        fuse(block)
+
+        def give_back(number: int, place: int = place) -> None:
+            if number == place:
+                unfuse(block)
+
+        with between_lines(fused_block, give_back):
+            torch.testing.assert_close(block(x), y, rtol=1e-5, atol=1e-5)
+        if unfuse(block):  # the call has fewer lines
+            break
+    assert place > 1
 
 
 def test_another_type_is_followed_or_refused(block: nn.Module) -> None:

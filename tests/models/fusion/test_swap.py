@@ -1,10 +1,7 @@
 """Blocks are fused where they stand, and given back."""
 
 import importlib.util
-import sys
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 import torch
@@ -13,6 +10,7 @@ from torch import nn
 from models import fuse, unfuse
 from models.fusion import swap
 from tests.models.fusion.made_blocks import BLOCKS, MLP, made, reason_left_alone, rows
+from tests.models.fusion.stepping import between_lines
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -75,27 +73,16 @@ def test_a_block_in_training_mode_is_left_alone() -> None:
 def test_a_block_can_be_called_at_any_moment_of_a_swap() -> None:
     block = made("LlamaMLP")
     y = block(rows())
-    calls = 0
+    calls = []
 
-    def call(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal calls
-        if Path(frame.f_code.co_filename) != Path(swap.__file__):
-            return None
-        if event == "line":  # as another thread may between any two
-            sys.settrace(None)
-            torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
-            sys.settrace(call)
-            calls += 1
-        return call
+    def call(number: int) -> None:
+        calls.append(number)
+        torch.testing.assert_close(block(rows()), y, rtol=1e-5, atol=1e-5)
 
-    before = sys.gettrace()
-    sys.settrace(call)
-    try:
+    with between_lines(swap, call):
         fuse(block)
         unfuse(block)
-    finally:
-        sys.settrace(before)
-    assert calls > 0
+    assert calls
 
 
 def test_it_works_within_inference_mode() -> None:
