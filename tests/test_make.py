@@ -1,5 +1,6 @@
-"""Every target of the Makefile that a page names does what it says, in a copy of the project."""
+"""Every target of make that a page names does what it says, in a copy of the project; what has Docker do it is read."""
 
+import importlib.util
 import json
 import os
 import re
@@ -23,6 +24,13 @@ NAMED = {
 }
 ELSEWHERE = {"serve": "reader.py", "audit": "test_audit.py"}  # which run these
 NOT_MEASURED = {"aot.json", "onednn.json", "peers.json"}  # by `make bench`, of what has results
+NEEDS_CORES = pytest.mark.skipif(
+    not {0} < os.sched_getaffinity(0), reason="the server is given core 0, and its load another one: not both are here"
+)
+NEEDS_VENV = pytest.mark.skipif(
+    importlib.util.find_spec("ensurepip") is None or not (Path(sysconfig.get_path("include")) / "Python.h").exists(),
+    reason="python3-venv or python3-dev is not here: make would fetch them",
+)
 NEEDS_WRK = pytest.mark.skipif(shutil.which("wrk") is None, reason="there is no wrk here")
 NEEDS_PEERS = pytest.mark.skipif(not PEERS.exists(), reason="the other servers are not set up: make .peers/stamp")
 TESTS = """import pytest
@@ -54,6 +62,7 @@ def told(target: str) -> str:
 
 
 @pytest.mark.slow
+@NEEDS_VENV
 def test_the_set_up_is_made_once_and_has_what_the_pins_say(developer: Developer) -> None:
     (developer.folder / ".venv").unlink()
     assert developer.make(".venv/bin/python", f"PYTHON={Path(sys.executable).resolve()}", done=()) == ""
@@ -96,6 +105,7 @@ def test_what_the_check_finds_is_mended_by_what_it_names(developer: Developer) -
 
 
 @pytest.mark.slow
+@NEEDS_CORES
 def test_bench_measures_every_result_and_renews_the_pages(developer: Developer) -> None:
     before = {path.name: path.read_bytes() for path in (ROOT / "docs/results").glob("*.json")}
     said = developer.measure("bench")

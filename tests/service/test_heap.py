@@ -10,6 +10,7 @@ from tests.service.running_server import ROOT, Start
 ROWS, DIM, HIDDEN = 512, 64, 20_000
 BATCHES = 4
 PAGE_BYTES = 4096
+OTHER_BYTES = 8 << 20  # what else a process takes or gives back, and what the kernel has not counted yet
 
 
 def page_faults(pid: int) -> int:
@@ -54,5 +55,5 @@ def test_holes_are_kept_up_to_a_bound(pieces: int, is_kept: bool) -> None:
     command = [sys.executable, "-c", HOLES, str(pieces)]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
     before, after = map(int, ended.stdout.split())
-    assert before >= pieces << 20
-    assert after == before if is_kept else after < 8 << 20
+    assert before > (pieces << 20) - OTHER_BYTES
+    assert abs(after - before * is_kept) < OTHER_BYTES
