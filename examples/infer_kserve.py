@@ -35,9 +35,9 @@ async def main(url: str = "http://127.0.0.1:8000", model: str = "digits", width:
 
 if __name__ == "__main__":
     url, model, width = (*sys.argv[1:], *("http://127.0.0.1:8000", "digits", "64")[len(sys.argv) - 1 :])
-    row = int(width)
+    features = int(width)
     try:
-        asyncio.run(main(url, model, row))
+        asyncio.run(main(url, model, features))
     except httpx.HTTPError as error:  # no key, another width, a backend that is not there, no server
         sys.exit(str(error) or repr(error))
     except NOT_THE_PROTOCOL as error:

@@ -174,12 +174,12 @@ class Metrics(Collector):
         yield GaugeMetricFamily("mlp_queue_rows", "Rows accepted and not answered yet.", self._total(self._queue_rows))
         yield GaugeMetricFamily(
             "mlp_queue_counted_rows",
-            "Those that count towards the queue's bound: of each request no more than it counts as.",
+            "Rows that count towards the queue's bound: of each request no more than it counts as.",
             self._total(self._queue_counted_rows),
         )
         yield GaugeMetricFamily(
             "mlp_queue_limit_rows",
-            "The queue's bound in force: as many rows may count, beyond it requests get 429.",
+            "The queue's bound in force: so many rows may count, beyond it requests get 429.",
             self._total(self._queue_limit_rows),
         )
         yield GaugeMetricFamily(
