@@ -1,4 +1,4 @@
-"""Every command of the documents is run: as it stands, but for what tests/reader.py makes small."""
+"""Every command of the documents is run: as it stands, but for what tests/shrink.py makes small."""
 
 import importlib
 import json
