@@ -17,6 +17,8 @@ from tests.reader import COMMANDS, DONE, LINES, PAGES, PEERS, Developer
 from tests.service.running_server import ROOT, Start
 from tests.test_commands import CORES
 
+pytestmark = pytest.mark.timeout(1200)  # a test has make do up to six things, each with a limit of its own
+
 NAMED = {
     target
     for page in PAGES
