@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # what `make test` hands on to a make that a test calls
+for name in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # what `make test` hands on to a make that a test calls
     os.environ.pop(name, None)
 
 settings.register_profile("suite", deadline=None)  # a busy host is no fault
