@@ -181,7 +181,7 @@ class Settings(BaseSettings):
         description="how long a process looks for a lone caller's next request before it sleeps; 0 spares CPU time",
     )
     hold_share: Share = Field(
-        0.5,
+        1.0,
         description="share of what one batch saves over two that callers just answered get to join it; 0: none",
     )
     log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
