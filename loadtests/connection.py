@@ -13,6 +13,7 @@ from typing import Self
 from loadtests.errors import LoadTestError
 
 LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*\r", re.IGNORECASE)
+CLOSE = re.compile(rb"\r\nconnection:[ \t]*close[ \t]*\r", re.IGNORECASE)
 STATUS = re.compile(rb"HTTP/1\.[01] [1-5]\d\d[ \r]")
 HEAD_LIMIT = 1 << 16  # bytes
 BODY_LIMIT = 1 << 30
@@ -63,7 +64,9 @@ class Connection:
             UnexpectedReplyError: the connection ended first.
             OSError: it could not be sent or read; TimeoutError where the whole reply did not come in time.
         """
-        self._socket.sendall(request)
+        sent = self._socket.send(request)  # all of it, mostly; gevent's sendall asks the socket for its type first
+        if sent < len(request):
+            self._socket.sendall(memoryview(request)[sent:])
         reply = self._socket.recv(1 << 16)
         end, limit_s = reply.find(b"\r\n\r\n"), None
         while end < 0:
@@ -125,6 +128,11 @@ class Connection:
 def status_of(head: bytes) -> int:
     """Return the status of a reply's head."""
     return int(head[9:12])
+
+
+def is_last(head: bytes) -> bool:
+    """Whether a reply's head says that the server closes the connection behind it."""
+    return CLOSE.search(head) is not None
 
 
 def headers_of(head: bytes) -> dict[str, str]:

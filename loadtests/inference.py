@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
@@ -157,6 +158,7 @@ def whole_header(headers: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
+@lru_cache(maxsize=256)
 def code_of(status: int, body: bytes) -> str:
     """Return the code of an error in the server's form, or one that tells its status, such as `http_502`."""
     try:

@@ -1,5 +1,6 @@
 """One generator process: sends loads, one after another, through locust."""
 
+import gc
 import random
 import time
 from typing import Any
@@ -21,6 +22,7 @@ FAILED_PAUSE_S = 0.01  # before a user whose request failed sends the next one
 LONGER_S = 0.1  # that a closed loop goes on at a time, until a reply has come
 
 refine()
+gevent.config.track_greenlet_tree = False  # where each greenlet was spawned: a tenth of what a request costs
 
 
 def new_environment(url: str) -> Environment:
@@ -58,6 +60,7 @@ class Driver:
         self.is_over = False
         events: Any = self._environment.events.request
         events.add_listener(self.recorder)
+        gc.freeze()  # what is loaded: looking through it takes as long as many requests
         watch = gevent.spawn(self._watch, start_s)
         try:
             if load.loop == "open":

@@ -1,6 +1,6 @@
 """Open loop: requests leave when they are due, whatever became of those before them.
 
-Each is a greenlet of its own, and its latency counts from the moment it was due: a server that stalls delays what is
+Each has a greenlet to itself, and its latency counts from the moment it was due: a server that stalls delays what is
 due meanwhile, and the delay is counted, not left out. As many as may be in flight are; what is due beyond them, or had
 not left a second after the end, is counted as `unsent`.
 """
@@ -9,9 +9,9 @@ import time
 from typing import TYPE_CHECKING
 
 import gevent
-import gevent.pool
 
 from loadtests.generator.arrivals import arrivals
+from loadtests.generator.callers import Callers
 from loadtests.generator.load_profile import PROFILES
 from loadtests.generator.target import ANSWER_LIMIT_S
 from loadtests.generator.timer import Timer
@@ -28,7 +28,7 @@ def send_arrivals(driver: "Driver", start_s: float) -> None:
     seconds = load.warm_up_s + load.seconds
     moments = arrivals(load.rate_per_s, seconds, load.seed, PROFILES[load.profile])
     latest_s = start_s + seconds + LATEST_S
-    unanswered = gevent.pool.Group()
+    callers = Callers(driver.send, driver.recorder.lost)
     try:
         with Timer() as timer:
             for moment in moments:
@@ -40,18 +40,10 @@ def send_arrivals(driver: "Driver", start_s: float) -> None:
                 if driver.recorder.fault is not None:
                     break
                 kind, payload = driver.pick()
-                if len(unanswered) >= load.max_in_flight or time.perf_counter() > latest_s:
+                if callers.busy >= load.max_in_flight or time.perf_counter() > latest_s:
                     driver.recorder.unsent(kind, due_s)
                 else:
-                    unanswered.add(gevent.spawn(send_due, driver, kind, payload, due_s))
-        unanswered.join(2 * ANSWER_LIMIT_S)  # one limit to send, one to be answered
+                    callers.send((kind, payload, due_s))
+        callers.join(2 * ANSWER_LIMIT_S)  # one limit to send, one to be answered
     finally:
-        unanswered.kill()
-
-
-def send_due(driver: "Driver", kind: int, payload: int, due_s: float) -> None:
-    """Send one request; where its reply takes too long even by parts, count it as lost."""
-    try:
-        driver.send(kind, payload, due_s)
-    except gevent.GreenletExit:
-        driver.recorder.lost(kind, due_s)
+        callers.kill()

@@ -3,7 +3,14 @@
 import time
 from dataclasses import dataclass
 
-from loadtests.connection import Connection, MalformedReplyError, UnexpectedReplyError, headers_of, status_of
+from loadtests.connection import (
+    Connection,
+    MalformedReplyError,
+    UnexpectedReplyError,
+    headers_of,
+    is_last,
+    status_of,
+)
 from loadtests.generator.target import Payload, Target
 from loadtests.inference import ReplyError, code_of, require_answered, stages_of
 
@@ -58,8 +65,7 @@ class Sender:
             raise
         now_s = time.perf_counter()
         outcome = Outcome(start_s, (now_s - start_s) * 1e3, late_ms, None, head, body)
-        headers = headers_of(head)
-        if headers.get("connection", "").lower() == "close":
+        if is_last(head):
             connection.close()
         else:
             self._idle.append((connection, now_s))
@@ -67,6 +73,7 @@ class Sender:
             outcome.code = code_of(status_of(head), body)
             return outcome
         try:
+            headers = headers_of(head)
             require_answered(payload.inference, headers, body)
             outcome.stages_ms, outcome.batch_rows = stages_of(headers)
         except ReplyError as error:

@@ -8,10 +8,11 @@ import os
 import time
 from typing import Self
 
-import gevent.socket
+import gevent
 
 CLOCK_MONOTONIC = 1
 TFD_NONBLOCK_CLOEXEC = os.O_NONBLOCK | os.O_CLOEXEC
+READABLE = 1  # libev's EV_READ
 SHORTEST_S = 20e-6  # less than this is over by the time the timer is set
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -35,10 +36,12 @@ class Timer:
         self._file = _libc.timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create: the system gives no timer")
+        self._watcher = gevent.get_hub().loop.io(self._file, READABLE)  # one for all waits: its making costs more
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close the timer."""
+        self._watcher.close()
         os.close(self._file)
 
     def sleep_until(self, moment_s: float) -> None:
@@ -53,5 +56,5 @@ class Timer:
         whole, part = divmod(int(left_s * 1e9), 1_000_000_000)
         if _libc.timerfd_settime(self._file, 0, ctypes.byref(_Setting(0, 0, whole, part)), None):
             raise OSError(ctypes.get_errno(), "timerfd_settime: the timer could not be set")
-        gevent.socket.wait_read(self._file)
+        gevent.get_hub().wait(self._watcher)
         os.read(self._file, 8)

@@ -13,6 +13,7 @@ import psutil
 import pynvml
 
 SAMPLE_EVERY_S = 0.25
+LIST_EVERY_S = 2.0  # the server's processes: finding them reads every process of the host, a millisecond and more
 
 
 class ServerWatch:
@@ -60,18 +61,16 @@ class ServerWatch:
     def _cpu_s(self) -> dict[psutil.Process, float]:
         return cpu_s(self._tree())
 
-    def _resident(self) -> int:
-        resident = 0
-        for process in self._tree():
-            with contextlib.suppress(psutil.Error):
-                resident += process.memory_info().rss
-        return resident
-
     def _sample(self) -> None:
         read_gpu = gpu_reader() if self._root is not None and self._has_gpu else None
+        processes: list[psutil.Process] = []
+        listed_s = -LIST_EVERY_S
         while True:
-            if self._root is not None:
-                self.memory.append((time.monotonic() - self._began_s, self._resident()))
+            after_s = time.monotonic() - self._began_s
+            if after_s - listed_s >= LIST_EVERY_S:
+                processes, listed_s = self._tree(), after_s
+            if processes:
+                self.memory.append((after_s, resident(processes)))
             if read_gpu is not None:
                 share = gevent.get_hub().threadpool.apply(read_gpu)
                 if isinstance(share, float):
@@ -90,6 +89,15 @@ def cpu_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
             times = process.cpu_times()
             used[process] = times.user + times.system
     return used
+
+
+def resident(processes: Iterable[psutil.Process]) -> int:
+    """Return the bytes in memory of those that are still there."""
+    sizes = 0
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            sizes += process.memory_info().rss
+    return sizes
 
 
 def own_cpu_s() -> dict[psutil.Process, float]:
