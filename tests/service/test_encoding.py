@@ -1,5 +1,6 @@
 import contextlib
 import gzip
+import random
 import zlib
 from collections.abc import Callable
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.encoding import decoded
+from service.encoding import MAX_MEMBERS, PIECE_BYTES, decoded
 from service.errors import BadRequestError, TooLargeError, UnsupportedMediaTypeError
 
 
@@ -53,6 +54,39 @@ def test_a_body_that_is_cut_off_is_refused(way: str, data: bytes, cut: int) -> N
 def test_any_bytes_are_unpacked_or_refused(data: bytes, encoding: bytes) -> None:
     with contextlib.suppress(BadRequestError, TooLargeError):
         assert len(decoded(data, encoding, 1000)) <= 1000
+
+
+@given(parts=st.lists(st.binary(max_size=200), min_size=1, max_size=10), name=st.sampled_from([b"gzip", b"x-gzip"]))
+def test_gzip_data_of_several_members_comes_out_as_one(parts: list[bytes], name: bytes) -> None:
+    assert decoded(b"".join(map(gzip.compress, parts)), name, 2000) == b"".join(parts)
+
+
+def test_members_that_are_longer_than_a_piece_come_out_as_one() -> None:
+    first, second = random.Random(0).randbytes(3 * PIECE_BYTES), random.Random(1).randbytes(PIECE_BYTES)
+    assert decoded(gzip.compress(first) + gzip.compress(second), b"gzip", 4 * PIECE_BYTES) == first + second
+
+
+def test_members_that_unpack_beyond_the_bound_together_are_refused() -> None:
+    member = gzip.compress(bytes(600))
+    with pytest.raises(TooLargeError, match="at most 1000 bytes, got more once it was unpacked"):
+        decoded(member + member, b"gzip", 1000)
+
+
+def test_a_last_member_that_is_cut_off_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="cut off"):
+        decoded(gzip.compress(b"abc") + gzip.compress(b"def")[:-1], b"gzip", 1000)
+
+
+def test_more_members_than_anybody_means_are_refused() -> None:
+    member = gzip.compress(b"a")
+    assert decoded(member * MAX_MEMBERS, b"gzip", MAX_MEMBERS) == b"a" * MAX_MEMBERS
+    with pytest.raises(BadRequestError, match="at most 1024 members of gzip, got more; pack it as one"):
+        decoded(member * (MAX_MEMBERS + 1), b"gzip", 2 * MAX_MEMBERS)
+
+
+def test_deflate_data_has_no_members() -> None:
+    with pytest.raises(BadRequestError, match="nothing after the body's deflate data, got 11 bytes"):
+        decoded(zlib.compress(b"abc") * 2, b"deflate", 1000)
 
 
 def test_what_follows_the_data_is_refused() -> None:
