@@ -51,9 +51,11 @@ class Front:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
             if operation is None:
-                scope[REQUEST_ID] = request_id
-                await self._app(scope, bounded(receive, self._inference.options.max_body_bytes), response.forward)
-                response.raise_for_held(scope)
+                inner = {**scope, REQUEST_ID: request_id}
+                if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out
+                    inner["method"] = "GET"
+                await self._app(inner, bounded(receive, self._inference.options.max_body_bytes), response.forward)
+                response.raise_for_held(inner)
                 return
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{clipped(path)}: expected POST, got {scope['method']}", "POST")

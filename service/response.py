@@ -99,7 +99,8 @@ class Response:
 def allowed_methods(scope: Scope) -> set[str]:
     """Return the methods of every route of the app that has the path; its own answer names the first one's alone."""
     routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
-    return {method for route in routes for method in getattr(route, "methods", None) or ()} - {"HEAD"}
+    methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
+    return methods | {"HEAD"} if "GET" in methods else methods  # which the front answers as GET
 
 
 def host_detail(body: bytes) -> str:

@@ -111,7 +111,22 @@ def test_another_method_is_not_allowed_and_the_right_one_named(client: httpx.Cli
 def test_another_method_on_a_route_with_several_names_them_all(client: httpx.Client) -> None:
     reply = client.patch("/backend")
     require_error(reply, 405, "method_not_allowed")
-    assert reply.headers["allow"] == "GET, PUT"
+    assert reply.headers["allow"] == "GET, HEAD, PUT"
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v2/health/live", "/v2/models/digits", "/metrics", "/backend", "/nope"]
+)
+def test_head_is_answered_as_get_is_without_the_body(client: httpx.Client, path: str) -> None:
+    told, whole = client.head(path), client.get(path)
+    assert (told.status_code, told.content) == (whole.status_code, b"")
+    assert told.headers["content-type"] == whole.headers["content-type"]
+
+
+def test_head_is_not_allowed_where_get_is_not(client: httpx.Client) -> None:
+    for path in ("/predict", "/v2/models/digits/infer", "/compare"):
+        reply = client.head(path)
+        assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
 
 
 @pytest.mark.parametrize("path", ["/nope", "/v2/nope", "/v2/models/other", "/predict/a/b"])
@@ -326,8 +341,15 @@ def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Sta
             assert reply.headers["www-authenticate"] == "Bearer"
         for path in ("/v2/health/live", "/v2/health/ready", "/health", "/", "/static/page.js"):
             assert client.get(path).status_code == 200
-        for headers in ({"x-api-key": "hush-hush"}, {"authorization": "Bearer hush-hush"}):
+        for headers in (
+            {"x-api-key": "hush-hush"},
+            {"authorization": "Bearer hush-hush"},
+            {"authorization": "bearer  hush-hush"},
+        ):
             assert client.post("/predict", json=body, headers=headers).status_code == 200
+    for key in (b"X-API-Key:\thush-hush \t", b"Authorization: Bearer hush-hush ", b"x-api-key:hush-hush"):
+        reply = talk(guarded.port, b"GET /model HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n\r\n")
+        assert reply.startswith(b"HTTP/1.1 200 "), reply
     assert "hush-hush" not in guarded.output
 
 
