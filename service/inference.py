@@ -198,7 +198,7 @@ class Inference:
         if key is None:
             return
         scheme, _, bearer = headers.get(b"authorization", b"").partition(b" ")
-        token = headers.get(b"x-api-key", bearer if scheme.lower() == b"bearer" else b"")
+        token = headers.get(b"x-api-key", bearer.lstrip(b" ") if scheme.lower() == b"bearer" else b"")
         if not hmac.compare_digest(token, os.fsencode(key)):
             raise UnauthorizedError(
                 "expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>"

@@ -333,9 +333,9 @@ class Protocol(HttpToolsProtocol):
         return exchange
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; trailers, which come after a chunked body, say nothing here."""
+        """Take a header without the blanks that the parser leaves behind it; trailers of a chunked body say nothing."""
         if self._is_in_head:
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))
         else:
             self._count_extra(len(name) + len(value), MAX_HEAD_BYTES)
 

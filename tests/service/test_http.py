@@ -348,8 +348,8 @@ def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Sta
         ):
             assert client.post("/predict", json=body, headers=headers).status_code == 200
     for key in (b"X-API-Key:\thush-hush \t", b"Authorization: Bearer hush-hush ", b"x-api-key:hush-hush"):
-        reply = talk(guarded.port, b"GET /model HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n\r\n")
-        assert reply.startswith(b"HTTP/1.1 200 "), reply
+        told = talk(guarded.port, b"GET /model HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200 "), told
     assert "hush-hush" not in guarded.output
 
 
