@@ -72,6 +72,10 @@ def test_the_metrics_are_those_that_there_are_with_their_labels() -> None:
         assert re.search(rf"^\| `{reason}` \|", OPERATING, re.MULTILINE)
 
 
+def test_no_service_beside_it_passes_for_a_setting() -> None:
+    assert POD["enableServiceLinks"] is False
+
+
 @pytest.mark.parametrize("version", ["1.25", kubernetes_validate.latest_version()])
 @pytest.mark.parametrize("kind", ["Deployment", "Service", "HorizontalPodAutoscaler"])
 def test_a_manifest_is_what_kubernetes_schema_asks_for(kind: str, version: str) -> None:
