@@ -293,7 +293,9 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
         case "extra_forbidden":
             return f"{where[:200]}: no such field here"
         case "model_type" | "model_attributes_type" | "dataclass_type":
-            return f"expected a JSON object with {', '.join(model.model_fields)}, got {json_type(first['input'])}"
+            fields = ", ".join(model.model_fields)
+            expected = f"{where}: expected an object" if where else f"expected a JSON object with {fields}"
+            return f"{expected}, got {json_type(first['input'])}"
         case "too_long" | "too_short":
             sizes = first["ctx"]
             bound = f"at most {sizes['max_length']}" if "max_length" in sizes else f"at least {sizes['min_length']}"

@@ -62,7 +62,10 @@ def test_the_backend_and_the_timeout_are_parameters() -> None:
         (body(tensor={"data": [1, 2, 3, 4, 5, "6"]}), "expected a number, got a string"),
         (body(parameters={"priority": 1}), "parameters.priority: no such field"),
         (body(parameters={"backend": 3}), "parameters.backend: expected a valid string, got 3"),
-        ([body()], "expected a JSON object"),
+        (body(parameters=[]), "^parameters: expected an object, got a list$"),
+        (body(inputs=[5]), "^inputs.0: expected an object, got a number$"),
+        (body(tensor={"parameters": "x"}), "^inputs.0.parameters: expected an object, got a string$"),
+        ([body()], "^expected a JSON object with id, model_name, parameters, inputs, outputs, got a list$"),
     ],
     ids=str,
 )
