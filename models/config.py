@@ -102,7 +102,7 @@ class ModelConfig:
     """A stack of residual feed-forward blocks with an optional stem and head.
 
     Attributes:
-        name: letters, digits, dots, dashes and underscores; it stands in URLs and metrics.
+        name: ASCII letters, digits, dots, dashes and underscores; it stands in URLs and metrics.
         in_features: width of the stem's input; None means no stem, and rows come in with width `dim`.
         out_features: width of the head's output; None means no head, and rows leave with width `dim`.
         dim: width of the residual stream.
@@ -131,8 +131,8 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
-                "name: expected up to 128 letters, digits, dots, dashes and underscores, the first one a letter or "
-                f"a digit, got {shown(self.name)}"
+                "name: expected up to 128 ASCII letters, digits, dots, dashes and underscores, the first one a letter "
+                f"or a digit, got {shown(self.name)}"
             )
         _integer("dim", self.dim, 1, MAX_WIDTH)
         _integer("hidden", self.hidden, 1, MAX_WIDTH)

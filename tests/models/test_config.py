@@ -83,7 +83,7 @@ def test_parameters_and_flops_are_counted_by_hand_for_one_case(tiny: Configs) ->
         ({"init": {"seed": -1}}, "init.seed: expected an integer from 0 to 9,223,372,036,854,775,807, got -1"),
         ({"init": 0}, "init: expected an object, got 0"),
         ({"init": {}}, "init.seed: expected a value, got none; add the key"),
-        ({"name": ""}, "name: expected up to 128 letters, digits, dots, dashes and underscores"),
+        ({"name": ""}, "name: expected up to 128 ASCII letters, digits, dots, dashes and underscores"),
         ({"name": "a/b"}, 'the first one a letter or a digit, got "a/b"'),
         ({"name": 7}, "the first one a letter or a digit, got 7"),
         ({"ffn": None}, "ffn: expected an object, got null"),

@@ -39,7 +39,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_loaded(
         (("new", "OUT", *NEW, "--dim", "0"), "new: error: dim: expected an integer from 1 to 1,048,576, got 0"),
         (("new", "OUT", *NEW, "--activation", "gelo"), "--activation: expected one of gelu, gelu_tanh, silu, relu,"),
         (("new", "OUT", *NEW, "--eps", "nan"), "argument --eps: expected a finite number, got 'nan'"),
-        (("new", "OUT", *NEW, "--name", ""), 'name: expected up to 128 letters'),
+        (("new", "OUT", *NEW, "--name", ""), 'name: expected up to 128 ASCII letters'),
         (("new", "/proc/none/OUT", *NEW), "/proc/none: No such file or directory"),
         (("import", "SRC", "OUT"), "SRC/config.json: no such file; expected a Hugging Face model directory"),
         (("import", "SRC", "OUT", "--layers", "1"), "argument --layers: expected A:B, for example 2:5 or 4:, got '1'"),
