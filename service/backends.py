@@ -117,6 +117,17 @@ class Backends:
         self.require_known(weights, "canary")
         self._shared.canary = [weights.get(name, 0.0) for name in self.names]
 
+    def require_canaries(self, weights: Mapping[str, float], default: str | None) -> None:
+        """Refuse shares that nobody would take; `default` is the backend that is made the default beside them.
+
+        Raises:
+            UnknownBackendError, BackendUnavailableError: one with a share is not, or is unavailable.
+        """
+        self.require_known(weights, "canary")
+        for name, weight in weights.items():
+            if weight and name != default and self.states[name].state == "unavailable":
+                self.require_available(name)
+
     def require_known(self, names: Iterable[str], field: str) -> None:
         """Refuse names that are no backend's; `field` is where they stand.
 

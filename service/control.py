@@ -115,7 +115,7 @@ def add_routes(
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
         body.require_any()
-        dispatcher.backends.require_known(body.canary or (), "canary")
+        dispatcher.backends.require_canaries(body.canary or {}, body.default)
         if body.default is not None:
             dispatcher.backends.set_default(body.default)
         if body.canary is not None:

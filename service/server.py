@@ -79,6 +79,7 @@ class Server:
             threads=threads,
             backends=settings.backends,
             default_backend=settings.default_backend,
+            canaries=tuple(settings.canary_weights),
             max_batch_rows=settings.batch_rows(self.device),
             spin_us=settings.spin_us,
             hold_share=settings.hold_share,

@@ -42,6 +42,7 @@ class WorkerPlan:
     threads: int
     backends: tuple[str, ...]
     default_backend: str
+    canaries: tuple[str, ...]
     max_batch_rows: int
     spin_us: int
     hold_share: float
@@ -123,8 +124,10 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         else:
             engine.warm_up(plan.max_batch_rows)
         wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
-        if all(engine.backends[name].state == "unavailable" for name in wanted):
-            fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in wanted))
+        missing = {name for name, status in engine.backends.items() if status.state == "unavailable"}
+        lacking = wanted if missing.issuperset(wanted) else [name for name in plan.canaries if name in missing]
+        if lacking:
+            fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in lacking))
         try:
             staging = staging_for(engine, plan.max_batch_rows)
         except MLPError as error:

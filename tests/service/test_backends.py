@@ -111,3 +111,16 @@ def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.Monke
     assert routes(*edges) == ["eager", "eager", "fused", "fused", "fused", "fused"]
     backends.set_canary({})
     assert routes(*edges) == ["fused"] * len(edges)
+
+
+def test_a_share_that_nobody_would_take_is_refused_unless_its_backend_is_put_back_beside_it() -> None:
+    backends = reported({"compiled": UNAVAILABLE})
+    backends.take_out("fused", "drift", "it was wrong")
+    for name, reason in (("compiled", "no compiler"), ("fused", "it was wrong")):
+        with pytest.raises(BackendUnavailableError, match=reason):
+            backends.require_canaries({"eager": 0.1, name: 0.1}, "eager")
+        backends.require_canaries({"eager": 0.1, name: 0.0}, None)
+    backends.require_canaries({"fused": 0.1}, "fused")
+    with pytest.raises(UnknownBackendError):
+        backends.require_canaries({"nope": 0.0}, None)
+    reported().require_canaries({"fused": 0.1}, None)  # not known yet, while workers start

@@ -331,8 +331,13 @@ def test_damaged_weights_are_told_in_one_line(tiny_model: Path, damage: str) -> 
     assert "model.safetensors" in refused("--model", str(tiny_model))
 
 
-def test_a_default_backend_that_cannot_run_ends_the_start_with_its_reason(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(tiny_model), "--default-backend", "compiled", PATH="/nonexistent", CXX="")
+@pytest.mark.parametrize(
+    "setting", [("--default-backend", "compiled"), ("--canary", "eager=0.1,compiled=0.1")], ids=str
+)
+def test_a_default_or_canary_backend_that_cannot_run_ends_the_start_with_its_reason(
+    start: Start, tiny_model: Path, setting: tuple[str, str]
+) -> None:
+    server = start("--model", str(tiny_model), *setting, PATH="/nonexistent", CXX="")
     assert server.wait_exit() == 2
     assert "backend 'compiled' is unavailable" in server.output
 
@@ -346,7 +351,12 @@ def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(sta
         assert "compiler and 'cxx' does not run" in told
     assert "available: eager, fused" in asked.json()["error"]
     assert server.post("/predict", json={"inputs": [[0.5] * 8]}).json()["backend"] == "fused"
-    assert server.put("/backend", json={"default": "compiled"}).status_code == 503
+    for body in ({"default": "compiled"}, {"default": "eager", "canary": {"compiled": 0.1}}):
+        reply = server.put("/backend", json=body)
+        assert (reply.status_code, reply.json()["code"]) == (503, "backend_unavailable")
+    told = server.get("/backend").json()
+    assert (told["default"], told["is_auto"], told["canary"]) == ("fused", True, {})
+    assert server.put("/backend", json={"canary": {"compiled": 0}}).status_code == 200
     assert server.stop() == 0
 
 
