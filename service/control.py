@@ -98,7 +98,7 @@ def add_routes(
 
     @app.post("/v2/models/{name}/infer", tags=["Open Inference Protocol"])
     async def infer_elsewhere(name: ModelName) -> openinference.InferReply:
-        """Run the model on one tensor."""
+        """Run the model on one tensor."""  # stands in the document; the front answers before it, and counts
         raise NotFoundError(f"no model {shortened(name)} here; this server has {config.name!r}")
 
     @app.get("/backend", tags=["backends"])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from service import openinference, schemas
 from service.dispatch import Dispatcher, Ticket
 from service.encoding import decoded
-from service.errors import BadRequestError, NotReadyError, UnauthorizedError, code_of
+from service.errors import BadRequestError, NotFoundError, NotReadyError, UnauthorizedError, code_of
 from service.guard import Guard
 from service.link import Result
 from service.logs import is_request_logged, log_request
@@ -29,6 +29,7 @@ from service.reply import Content, Reply, binary_content, error_reply, json_cont
 if TYPE_CHECKING:
     from service.traces import Traces  # which loads OpenTelemetry's SDK
 
+INFER_PATH = re.compile(r"/v2/models/([^/]+)/infer")
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
 
@@ -157,6 +158,23 @@ class Infer(Operation):
         return json_content(reply | {"outputs": [output]})
 
 
+class InferElsewhere(Infer):
+    """`POST /v2/models/{name}/infer` of a model that is not here: refused, and counted as other requests are."""
+
+    def __init__(self, options: InferenceOptions, name: str) -> None:
+        """`name` is the path's."""
+        super().__init__(options)
+        self._name = name
+
+    def check(self, headers: Headers) -> None:  # noqa: ARG002
+        """Refuse it.
+
+        Raises:
+            NotFoundError: always.
+        """
+        raise NotFoundError(f"no model {schemas.shortened(self._name)} here; this server has {self.options.model!r}")
+
+
 class Inference:
     """Finds the operation that a path names and takes requests through it."""
 
@@ -186,7 +204,10 @@ class Inference:
         """Return the operation of a decoded path; None where the path is not for inference."""
         if path.startswith("/predict/") and path not in self._operations:
             return Predict(self.options, path.removeprefix("/predict/"))
-        return self._operations.get(path)
+        operation = self._operations.get(path)
+        if operation is None and (elsewhere := INFER_PATH.fullmatch(path)):
+            return InferElsewhere(self.options, elsewhere[1])
+        return operation
 
     def require_key(self, headers: Headers) -> None:
         """Compare the caller's key, where one is set, in constant time.

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.service.exposition import value
 from tests.service.running_server import ROOT, RunningServer, Start, talk
 
 pytestmark = pytest.mark.slow  # real servers
@@ -154,9 +155,19 @@ def test_no_route_is_found_with_a_slash_too_many(client: httpx.Client) -> None:
     assert asked > 15
 
 
-def test_inference_on_another_model_is_not_found(client: httpx.Client) -> None:
+def test_inference_on_another_model_is_not_found_and_counts(client: httpx.Client) -> None:
+    def counted() -> tuple[float, float]:
+        text = client.get("/metrics").text
+        return (
+            value(text, "mlp_rejected_total", code="not_found"),
+            value(text, "mlp_requests_total", backend="none", status="404"),
+        )
+
+    before = counted()
     reply = client.post("/v2/models/other/infer", json={})
     assert "no model 'other' here; this server has 'digits'" in require_error(reply, 404, "not_found")
+    assert client.get("/v2/models/other").status_code == client.post("/v2/models/digits/nope").status_code == 404
+    assert counted() == (before[0] + 1, before[1] + 1)
 
 
 @pytest.mark.parametrize(
