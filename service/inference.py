@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 from service import openinference, schemas
 from service.dispatch import Dispatcher, Ticket
 from service.encoding import decoded
-from service.errors import BadRequestError, NotFoundError, NotReadyError, UnauthorizedError, code_of
+from service.errors import (
+    BadRequestError,
+    NonFiniteOutputError,
+    NotFoundError,
+    NotReadyError,
+    UnauthorizedError,
+    code_of,
+)
 from service.guard import Guard
 from service.link import Result
 from service.logs import is_request_logged, log_request
@@ -292,7 +299,11 @@ class Inference:
                     return
             except NotReadyError as worse:
                 error = worse
-            send(self.refuse(error, operation, headers, request_id, started_ns, backend))
+            reply = self.refuse(error, operation, headers, request_id, started_ns, backend)
+            if isinstance(outcome, Result) and isinstance(error, NonFiniteOutputError):  # it ran: tell on what
+                encode_us = (accepted_ns - whole_ns + time.monotonic_ns() - result_ns) // 1000
+                reply = reply._replace(head=result_head(reply.head, outcome, encode_us))
+            send(reply)
             return
         encoded_ns = time.monotonic_ns()
         total_ns = encoded_ns - started_ns

@@ -309,6 +309,9 @@ def test_a_result_that_json_cannot_hold_is_an_error_for_its_caller_alone(start: 
                 if index % 4 == 0:
                     sentence = require_error(replies[index, backend], 422, "non_finite_output")
                     assert "JSON cannot carry them" in sentence
+                    told = replies[index, backend].headers
+                    assert (told["x-backend"], int(told["x-batch-rows"]) > 0) == (backend, True)
+                    assert {"x-implementation", "x-queue-us", "x-compute-us", "x-encode-us"} <= set(told)
                 else:
                     assert replies[index, backend].json()["outputs"][0] == pytest.approx(expected[0], rel=1e-4)
 
