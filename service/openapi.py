@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 
 from service import openinference, schemas
 from service.errors import NotFoundError
+from service.http import OPEN_PATHS
 
 REFERENCE = "#/components/schemas/{model}"
 HOST_ROUTES = ("/docs", "/docs/oauth2-redirect", "/redoc")  # FastAPI's own, which take their scripts from the web
@@ -22,14 +23,16 @@ SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css", "favicon.png")
 SUMMARY = "Runs a multilayer perceptron eager, compiled or fused, as each request asks."
 
 
-def describe(app: FastAPI, title: str, version: str) -> None:
-    """Make `/openapi.json` and `/docs` show every route."""
+def describe(app: FastAPI, title: str, version: str, has_key: bool = False) -> None:
+    """Make `/openapi.json` and `/docs` show every route, and where the server `has_key`, which of them ask for it."""
     app.title, app.version, app.summary = title, version, SUMMARY
     generated = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             app.openapi_schema = complete(generated())
+            if has_key:
+                guard(app.openapi_schema)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
@@ -99,6 +102,18 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
             route["responses"].pop("422", None)
             route["responses"]["default"] = content(schemas.ErrorReply) | {"description": "Every error"}
     return document
+
+
+def guard(document: dict[str, Any]) -> None:
+    """Say that the routes ask for the key, and how it is sent; clients are made from that, and what `/docs` tries."""
+    document["components"]["securitySchemes"] = {
+        "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        "bearer": {"type": "http", "scheme": "bearer"},
+    }
+    document["security"] = [{"key": []}, {"bearer": []}]
+    for path in OPEN_PATHS & document["paths"].keys():
+        for route in document["paths"][path].values():
+            route["security"] = []
 
 
 def operation(summary: str, tag: str, body: type[BaseModel], reply: type[BaseModel]) -> dict[str, Any]:

@@ -132,7 +132,7 @@ class Server:
             KernelProfiles(dispatcher, traces, settings.batch_rows(self.device)),
         )
         add_page(app, self._model_reply())
-        describe(app, NAME, VERSION)
+        describe(app, NAME, VERSION, settings.api_key is not None)
         self.inference = Inference(dispatcher, options, self.metrics, guard)
         app.router.lifespan_context = lifespan(
             app.router.lifespan_context,

@@ -361,6 +361,20 @@ def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Sta
             {"authorization": "bearer  hush-hush"},
         ):
             assert client.post("/predict", json=body, headers=headers).status_code == 200
+        document = client.get("/openapi.json", headers={"x-api-key": "hush-hush"}).json()
+        assert document["security"] == [{"key": []}, {"bearer": []}]
+        assert document["components"]["securitySchemes"]["key"] == {
+            "type": "apiKey",
+            "in": "header",
+            "name": "X-API-Key",
+        }
+        routes = {path: route.get("security") for path, each in document["paths"].items() for route in each.values()}
+        assert {path for path, asked in routes.items() if asked == []} == {
+            "/v2/health/live",
+            "/v2/health/ready",
+            "/health",
+        }
+        assert routes["/predict"] is None  # as the whole document
     for key in (b"X-API-Key:\thush-hush \t", b"Authorization: Bearer hush-hush ", b"x-api-key:hush-hush"):
         told = talk(guarded.port, b"GET /model HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n\r\n")
         assert told.startswith(b"HTTP/1.1 200 "), told
