@@ -6,7 +6,6 @@ keeps the connections to the workers, and `service.link` is one of them.
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from service.admission import Admission
 from service.backends import REFERENCE, Backends
@@ -21,12 +20,24 @@ MAX_SHADOWS = 8  # that the workers hold at a time, of each HTTP process
 DRAINING = "the server is stopping and takes no new requests; send it to another one"
 
 
-class Ticket(NamedTuple):
-    """An admitted request."""
+class Ticket:
+    """An admitted request, wherever it is: one that goes on to another backend takes its ticket along."""
 
-    link: WorkerLink
-    request_id: int
-    metrics: Metrics
+    __slots__ = ("_link", "_metrics", "_request_id")
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._link: WorkerLink | None = None
+        self._request_id = 0
+        self._metrics = metrics
+
+    def move(self, link: WorkerLink, request_id: int) -> None:
+        """Stand from now on for the request of this number at this worker."""
+        self._link, self._request_id = link, request_id
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether its worker has no other request of this process."""
+        return self._link is not None and self._link.requests == 1
 
     def abandon(self) -> bool:
         """Say that nobody waits for the outcome any more; it is then never delivered.
@@ -34,9 +45,9 @@ class Ticket(NamedTuple):
         Returns:
             Whether it was still to come.
         """
-        is_abandoned = self.link.abandon(self.request_id)
+        is_abandoned = self._link is not None and self._link.abandon(self._request_id)
         if is_abandoned:
-            self.metrics.abandoned()
+            self._metrics.abandoned()
         return is_abandoned
 
 
@@ -64,11 +75,18 @@ class Dispatcher:
         rows, counted_rows = self.pool.in_flight
         self._metrics.in_flight(rows, self.pool.requests, counted_rows, self._admission.max_rows)
 
-    def submit(self, request: InferenceRequest, backend: str | None, accepted_ns: int, deliver: Deliver) -> Ticket:
+    def submit(
+        self,
+        request: InferenceRequest,
+        backend: str | None,
+        accepted_ns: int,
+        deliver: Deliver,
+        ticket: Ticket | None = None,
+    ) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
 
         `backend` is the one that runs it, None where no default can be had. Its time to be answered in starts at
-        `accepted_ns`, which is now, of CLOCK_MONOTONIC.
+        `accepted_ns`, which is now, of CLOCK_MONOTONIC. `ticket` becomes its own, and a new one where none is given.
 
         Raises:
             DrainingError, NotReadyError, OverloadedError: not admitted.
@@ -78,20 +96,24 @@ class Dispatcher:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
         self._admission.admit(len(request.rows), self.pool.in_flight.counted)
-        link = self.pool.least_loaded()
-        timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
-        request_id = link.send(request.rows, number, accepted_ns, timeout_s, deliver)
-        return Ticket(link, request_id, self._metrics)
+        ticket = ticket or Ticket(self._metrics)
+        self._send(request, number, accepted_ns, deliver, ticket)
+        return ticket
 
-    def resubmit(self, request: InferenceRequest, backend: str, accepted_ns: int, deliver: Deliver) -> None:
-        """Send a request that was admitted before to another backend; its time goes on.
+    def resubmit(
+        self, request: InferenceRequest, backend: str, accepted_ns: int, deliver: Deliver, ticket: Ticket
+    ) -> None:
+        """Send a request that was admitted before to another backend; its time goes on, and its ticket moves along.
 
         Raises:
             NotReadyError: no worker is up.
         """
+        self._send(request, self.backends.names.index(backend), accepted_ns, deliver, ticket)
+
+    def _send(self, request: InferenceRequest, number: int, accepted_ns: int, deliver: Deliver, ticket: Ticket) -> None:
         link = self.pool.least_loaded()
         timeout_s = self.timeout_s if request.timeout_s is None else min(self.timeout_s, request.timeout_s)
-        link.send(request.rows, self.backends.names.index(backend), accepted_ns, timeout_s, deliver)
+        ticket.move(link, link.send(request.rows, number, accepted_ns, timeout_s, deliver))
 
     def shadow(self, rows: Rows, deliver: Deliver) -> bool:
         """Have rows computed by the reference when a worker has nothing else to do.
@@ -119,5 +141,6 @@ class Dispatcher:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
         link = self.pool.least_loaded()
-        request_id = link.profile(rows, number, trace, self.timeout_s, deliver)
-        return Ticket(link, request_id, self._metrics)
+        ticket = Ticket(self._metrics)
+        ticket.move(link, link.profile(rows, number, trace, self.timeout_s, deliver))
+        return ticket

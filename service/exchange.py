@@ -121,7 +121,7 @@ class Exchange:
     @property
     def is_alone(self) -> bool:
         """Whether its worker has no other request of this process."""
-        return self._ticket is not None and self._ticket.link.requests == 1
+        return self._ticket is not None and self._ticket.is_alone
 
     def feed(self, data: bytes) -> None:
         """Take a part of the body; that of a request which is refused by its head is dropped."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from models.errors import BackendUnavailableError
 from service.backends import REFERENCE
-from service.dispatch import Dispatcher
+from service.dispatch import Dispatcher, Ticket
 from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
 from service.link import Result
 from service.metrics import Metrics
@@ -114,6 +114,7 @@ class Guard:
         error: Exception,
         accepted_ns: int,
         deliver: Callable[[str, Result | Exception], None],
+        ticket: Ticket,
     ) -> bool:
         """See what a failure says of the backend, and run the request on another one where its caller named none.
 
@@ -124,6 +125,7 @@ class Guard:
             error: why that is no reply.
             accepted_ns: when the request was accepted.
             deliver: takes the other backend and its outcome.
+            ticket: the request's, which moves there.
 
         Returns:
             Whether it is run on another one; else the error stands.
@@ -135,7 +137,7 @@ class Guard:
             return False
         if isinstance(outcome, Result):
             if isinstance(error, BackendUnavailableError):  # taken out while this waited, or was computed
-                return self._follow(request, backend, accepted_ns, deliver)
+                return self._follow(request, backend, accepted_ns, deliver, ticket)
             if not isinstance(error, NonFiniteOutputError) or not self.is_shadowing:
                 return False
             if request.backend is not None:
@@ -151,10 +153,10 @@ class Guard:
                 deliver(REFERENCE, later)
 
             # Which tells as well whether the backend or the rows are at fault.
-            self._dispatcher.resubmit(request, REFERENCE, accepted_ns, judge)
+            self._dispatcher.resubmit(request, REFERENCE, accepted_ns, judge, ticket)
             return True
         self.failed(backend, error)
-        return code_of(error) == "internal" and self._follow(request, backend, accepted_ns, deliver)
+        return code_of(error) == "internal" and self._follow(request, backend, accepted_ns, deliver, ticket)
 
     def _follow(
         self,
@@ -162,12 +164,13 @@ class Guard:
         backend: str,
         accepted_ns: int,
         deliver: Callable[[str, Result | Exception], None],
+        ticket: Ticket,
     ) -> bool:
         """Run a request on the default backend where its caller named none, and that is another one now."""
         following = self._dispatcher.backends.default()
         if request.backend is not None or following in (None, backend):
             return False
-        self._dispatcher.resubmit(request, following, accepted_ns, partial(deliver, following))
+        self._dispatcher.resubmit(request, following, accepted_ns, partial(deliver, following), ticket)
         return True
 
     def _shadow(self, request: InferenceRequest, result: Result) -> None:

@@ -264,8 +264,9 @@ class Inference:
             accepted_ns = time.monotonic_ns()
             backend = self._backends.route() if request.backend is None else request.backend
             times_ns = (started_ns, whole_ns, accepted_ns)
-            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send, backend)
-            return self.dispatcher.submit(request, backend, accepted_ns, deliver)
+            ticket = Ticket(self._metrics)
+            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send, ticket, backend)
+            return self.dispatcher.submit(request, backend, accepted_ns, deliver, ticket)
         except Exception as error:
             send(self.refuse(error, operation, headers, request_id, started_ns, backend))
             return None
@@ -278,10 +279,11 @@ class Inference:
         request: schemas.InferenceRequest,
         times_ns: tuple[int, int, int],
         send: Callable[[Reply], None],
+        ticket: Ticket,
         backend: str | None,
         outcome: Result | Exception,
     ) -> None:
-        """Send the reply that an outcome makes, or have the request run on another backend.
+        """Send the reply that an outcome makes, or have the request run on another backend, to which `ticket` moves.
 
         `times_ns` are on the monotonic clock: its head read, its body whole, accepted.
         """
@@ -293,9 +295,9 @@ class Inference:
             result_ns = time.monotonic_ns()
             lines, body = operation.encode(request, outcome, result_ns - started_ns)
         except Exception as error:
-            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send)
+            deliver = partial(self._finish, operation, headers, request_id, request, times_ns, send, ticket)
             try:
-                if self._guard.retry(request, backend, outcome, error, accepted_ns, deliver):
+                if self._guard.retry(request, backend, outcome, error, accepted_ns, deliver, ticket):
                     return
             except NotReadyError as worse:
                 error = worse

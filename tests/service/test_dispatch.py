@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from models.errors import BackendUnavailableError, UnknownBackendError
-from service.dispatch import MAX_SHADOWS
+from service.dispatch import MAX_SHADOWS, Ticket
 from service.errors import DeadlineExceededError, DrainingError, NotReadyError, OverloadedError, WorkerLostError
 from service.link import Result
 from service.schemas import InferenceRequest
@@ -100,7 +100,7 @@ async def test_without_a_worker_nothing_is_admitted_nor_run_again() -> None:
     request = InferenceRequest(ROWS, ())
     for send in (far.dispatcher.submit, far.dispatcher.resubmit):
         with pytest.raises(NotReadyError):
-            send(request, "eager", time.monotonic_ns(), outcomes.append)
+            send(request, "eager", time.monotonic_ns(), outcomes.append, Ticket(far.metrics))
     assert not far.dispatcher.shadow(ROWS, outcomes.append)
     assert far.dispatcher.backends.states["eager"].state == "starting"
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 
 from models.engine import load_engine
 from models.errors import BackendUnavailableError
+from service.dispatch import Ticket
 from service.errors import OverloadedError, RemoteError
 from service.guard import FLOOR, MAX_DRIFT, Difference, Guard, difference
 from service.inference import Inference, InferenceOptions, Predict
@@ -161,21 +163,61 @@ async def test_only_a_run_that_raised_speaks_against_a_backend_and_the_last_one_
     assert rollout.dispatcher.backends.default() == "compiled"
 
 
+class Asked(NamedTuple):
+    """An inference request to a `Rollout`."""
+
+    inference: Inference
+    operation: Predict
+    replies: list[Reply]
+    ticket: Ticket | None
+
+    def leave(self) -> None:
+        """Let its caller go away."""
+        assert self.ticket is not None
+        self.inference.abandon(self.ticket, self.operation, {}, b"id", time.monotonic_ns())
+
+
+def asked(rollout: Rollout, body: bytes = b'{"inputs": [1, 2]}') -> Asked:
+    options = InferenceOptions("m", 2, None, 8, 1 << 10, None)
+    inference, operation = Inference(rollout.dispatcher, options, rollout.metrics, rollout.guard), Predict(options)
+    replies: list[Reply] = []
+    headers = {b"content-type": b"application/json"}
+    ticket = inference.start(operation, headers, body, b"id", time.monotonic_ns(), replies.append)
+    return Asked(inference, operation, replies, ticket)
+
+
 @looped
 async def test_what_was_waiting_for_a_backend_when_it_was_taken_out_is_no_reply() -> None:
     rollout = Rollout()
-    options = InferenceOptions("m", 2, None, 8, 1 << 10, None)
-    inference = Inference(rollout.dispatcher, options, rollout.metrics, rollout.guard)
-    replies: list[Reply] = []
-    for body in (b'{"inputs": [1, 2]}', b'{"inputs": [1, 2], "backend": "fused"}'):
-        headers = {b"content-type": b"application/json"}
-        inference.start(Predict(options), headers, body, b"id", time.monotonic_ns(), replies.append)
+    unnamed, named = asked(rollout), asked(rollout, b'{"inputs": [1, 2], "backend": "fused"}')
     waiting = await rollout.sent()
     rollout.dispatcher.backends.take_out("fused", "drift", "wrong")
     for frame in waiting:
         rollout.answer(frame, array([1.0, 9.0]))
     (again,) = await rollout.sent()
-    assert (BACKENDS[again.backend], [reply.status for reply in replies]) == ("compiled", [503])
-    assert b"backend_unavailable" in replies[0].body
+    assert (BACKENDS[again.backend], unnamed.replies) == ("compiled", [])
+    assert [(reply.status, b"backend_unavailable" in reply.body) for reply in named.replies] == [(503, True)]
     rollout.answer(again, array([1.0, 4.0]))
-    assert (replies[1].status, json.loads(replies[1].body)["backend"]) == (200, "compiled")
+    (reply,) = unnamed.replies
+    assert (reply.status, json.loads(reply.body)["backend"]) == (200, "compiled")
+
+
+@pytest.mark.parametrize("why", ["taken out", "not finite"])
+def test_a_request_that_went_on_to_another_backend_is_cancelled_there_once_its_caller_leaves(why: str) -> None:
+    async def leave() -> None:
+        rollout = Rollout()
+        leaving = asked(rollout)
+        (first,) = await rollout.sent()
+        if why == "taken out":
+            rollout.dispatcher.backends.take_out("fused", "drift", "wrong")
+        rollout.answer(first, array([1.0, np.nan if why == "not finite" else 9.0]))
+        (again,) = await rollout.sent()
+        assert (again.kind, BACKENDS[again.backend] != "fused") == (Kind.INFER, True)
+        leaving.leave()
+        assert [(each.kind, each.request_id) for each in await rollout.sent()] == [(Kind.CANCEL, again.request_id)]
+        rollout.let_go(again.request_id)
+        leaving.leave()  # which cancels nothing twice
+        assert (await rollout.sent(), leaving.replies) == ([], [])
+        assert (rollout.metric("mlp_abandoned_total"), rollout.metric("mlp_inflight_requests")) == (1, 0)
+
+    asyncio.run(leave())
