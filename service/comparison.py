@@ -1,7 +1,8 @@
 """`POST /compare`: the same rows through every backend, one after the other, and how far each is from eager.
 
 Each run is an ordinary request of its backend: admitted, batched and counted as one. They come one after the other, so
-that none waits for another and the times can be compared.
+that none waits for another and the times can be compared. What a backend gave that was taken out by the end of the last
+one is no answer: it is found wrong, and told as unavailable with the reason.
 """
 
 import logging
@@ -87,7 +88,7 @@ class Comparison:
     async def _run_all(
         self, asked: InferenceRequest, names: tuple[str, ...], request_id: str, gone: Gone
     ) -> dict[str, Run]:
-        """Run the reference first, where it is ready, then the others in order."""
+        """Run the reference first, where it is ready, then the others in order, and count what became of each."""
         states = self._dispatcher.backends.states
         wanted = (
             [REFERENCE] if REFERENCE in names or (REFERENCE in states and states[REFERENCE].state == "ready") else []
@@ -96,35 +97,47 @@ class Comparison:
         timeout_s = self._dispatcher.timeout_s if asked.timeout_s is None else asked.timeout_s
         end_s = time.monotonic() + min(timeout_s, self._dispatcher.timeout_s)
         runs: dict[str, Run] = {}
-        for name in wanted:
-            run = await self._run(replace(asked, backend=name, timeout_s=end_s - time.monotonic()), gone)
-            self._count(name, run, request_id)
-            if not runs and isinstance(run.outcome, DrainingError | NotReadyError | OverloadedError):
-                raise run.outcome
-            runs[name] = run
+        try:
+            for name in wanted:
+                runs[name] = run = await self._run(name, replace(asked, timeout_s=end_s - time.monotonic()), gone)
+                if len(runs) == 1 and isinstance(run.outcome, DrainingError | NotReadyError | OverloadedError):
+                    raise run.outcome
+        finally:
+            runs = {name: self._kept(run) for name, run in runs.items()}
+            for name, run in runs.items():
+                self._count(name, run, request_id)
         return runs
 
-    async def _run(self, request: InferenceRequest, gone: Gone) -> Run:
+    def _kept(self, run: Run) -> Run:
+        """Replace what a backend gave that was taken out since by the error that says so."""
+        if isinstance(run.outcome, Result):
+            try:
+                self._dispatcher.backends.require_kept(run.outcome.backend)
+            except MLPError as error:
+                return run._replace(outcome=error)
+        return run
+
+    async def _run(self, name: str, request: InferenceRequest, gone: Gone) -> Run:
         start_ns = time.monotonic_ns()
         outcome: Result | Exception
         try:
             if request.timeout_s is not None and request.timeout_s <= 0:
                 raise DeadlineExceededError("the deadline passed before this backend's turn; ask for a longer timeout")
             result: Result = await outcome_of(
-                lambda deliver: self._dispatcher.submit(request, request.backend, start_ns, deliver), gone
+                lambda deliver: self._dispatcher.submit(request, name, start_ns, deliver), gone
             )
             schemas.require_finite(result.rows)
             outcome = result
         except ClientDisconnect:
             raise
         except Exception as error:
+            self._guard.failed(name, error)
             outcome = error
         return Run(outcome, time.monotonic_ns() - start_ns)
 
     def _count(self, name: str, run: Run, request_id: str) -> None:
         outcome = run.outcome
         if isinstance(outcome, Exception):
-            self._guard.failed(name, outcome)
             code = code_of(outcome)
             self._metrics.refused(name, code)
             if code == "internal":

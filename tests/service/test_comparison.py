@@ -1,5 +1,6 @@
 """`POST /compare`, and what it measures by."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -7,8 +8,13 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from starlette.requests import Request
 
-from service.guard import difference
+from service.comparison import Comparison
+from service.guard import Guard, difference
+from service.inference import InferenceOptions
+from service.response import REQUEST_ID
+from tests.service.far_worker import BACKENDS, FarWorker, array
 from tests.service.running_server import Start
 
 ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(3)]
@@ -96,3 +102,47 @@ def test_without_eager_there_are_no_differences_and_the_reason_is_given(start: S
     assert (entry["max_abs_diff"], entry["max_rel_diff"]) == (None, None)
     assert entry["reason"].startswith("eager is not ready on this server")
     assert len(entry["outputs"]) == 8
+
+
+def post(body: dict[str, Any]) -> Request:
+    """A request to compare, whose caller stays."""
+    messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
+
+    return Request({"type": "http", "headers": [], REQUEST_ID: b"id"}, receive)
+
+
+@pytest.mark.parametrize("running", ["compiled", "fused"])
+def test_a_backend_that_is_taken_out_meanwhile_is_unavailable_and_the_others_are_compared(running: str) -> None:
+    async def compare() -> None:
+        far = FarWorker()
+        guard = Guard(far.dispatcher, far.metrics)
+        comparison = Comparison(far.dispatcher, InferenceOptions("m", 2, None, 8, 1 << 10, None), far.metrics, guard)
+        answer = asyncio.ensure_future(comparison.answer(post({"inputs": [1, 2]})))
+        for name in BACKENDS:
+            while not (frames := await far.sent()):
+                assert not answer.done()
+            (frame,) = frames
+            assert BACKENDS[frame.backend] == name
+            if name == running:
+                far.dispatcher.backends.take_out("compiled", "drift", "its result was wrong")
+            far.answer(frame, array([1.0, 4.0]))
+        entries = json.loads((await answer)[1])["backends"]
+        assert list(entries) == list(BACKENDS)
+        assert {name: entry.get("max_abs_diff") for name, entry in entries.items()} == {
+            "eager": 0,
+            "compiled": None,
+            "fused": 0,
+        }
+        taken_out = entries["compiled"]
+        assert (set(taken_out), taken_out["code"]) == ({"error", "code"}, "backend_unavailable")
+        assert "its result was wrong" in taken_out["error"]
+        counted = {name: far.metric("mlp_requests_total", backend=name, status="200") for name in BACKENDS}
+        assert counted == {"eager": 1, "compiled": 0, "fused": 1}
+        assert far.metric("mlp_requests_total", backend="compiled", status="503") == 1
+
+    asyncio.run(compare())
