@@ -17,7 +17,8 @@ from service.shared_state import AUTO, Outage, SharedState
 
 PREFERENCE = ("fused", "compiled", "eager")
 REFERENCE = "eager"  # what the others are held to
-NOT_READY = "no worker is warm yet; try again when /v2/health/ready answers 200"
+NONE_YET = "no worker is warm yet"
+NONE_LEFT = "no worker is up any more: each that was has ended, the log says how, and is started anew"
 log = logging.getLogger(__name__)
 
 
@@ -30,16 +31,27 @@ class Backends:
         self._shared = state
         self._metrics = metrics
         self._reported: Sequence[Mapping[str, BackendState]] = ()
+        self._none_is_up = NONE_YET
         self._derive()
 
     def report(self, workers: Sequence[Mapping[str, BackendState]]) -> None:
         """Take what each worker that is up says of its backends."""
         self._reported = workers
+        if workers:
+            self._none_is_up = NONE_LEFT  # from when this is so
         self._derive()
 
     @property
+    def absence(self) -> NotReadyError:
+        """What a request is told that comes while no worker is up."""
+        return NotReadyError(f"{self._none_is_up}; try again when /v2/health/ready answers 200")
+
+    @property
     def states(self) -> dict[str, BackendState]:
-        """Each backend's state; unavailable on one worker is unavailable, and so is what was taken out."""
+        """Each backend's state; unavailable on one worker is unavailable, and so is what was taken out.
+
+        Those that are not taken out are starting while no worker is up, and say why.
+        """
         if self._shared.changes != self._changes:
             self._derive()
         return self._states
@@ -60,7 +72,7 @@ class Backends:
         merged = self._reported_states()
         for index, name in enumerate(self.names):
             outage = self._shared.outage(index)
-            if outage is not None and merged[name].state == "ready":
+            if outage is not None and merged[name].state != "unavailable":
                 since = datetime.fromtimestamp(outage.since_s, UTC).isoformat(timespec="seconds")
                 reason = f"taken out at {since}: {outage.reason}"
                 merged[name] = merged[name].model_copy(
@@ -70,8 +82,10 @@ class Backends:
 
     def _reported_states(self) -> dict[str, BackendState]:
         """Each backend's state as the workers have it, whatever was taken out."""
-        starting = {name: BackendState(implementation=None, state="starting", reason=None) for name in self.names}
-        merged = dict(self._reported[0]) if self._reported else starting
+        if not self._reported:
+            starting = BackendState(implementation=None, state="starting", reason=self._none_is_up)
+            return dict.fromkeys(self.names, starting)
+        merged = dict(self._reported[0])
         for others in self._reported[1:]:
             merged.update({name: state for name, state in others.items() if state.state == "unavailable"})
         return merged
@@ -212,7 +226,7 @@ class Backends:
             UnknownBackendError, BackendUnavailableError: it does not serve.
         """
         if name is None:
-            raise NotReadyError(NOT_READY)
+            raise self.absence
         if self._shared.changes != self._changes:
             self._derive()
         return self._require_ready(name, self._states)
@@ -222,7 +236,7 @@ class Backends:
         if state is None:
             raise UnknownBackendError(name, self.names)
         if state.state == "starting":
-            raise NotReadyError(NOT_READY)
+            raise self.absence
         if state.state != "ready":
             ready = tuple(other for other in self.names if states[other].state == "ready")
             raise BackendUnavailableError(name, state.reason or "no reason given", ready)

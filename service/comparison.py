@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from models.errors import MLPError
+from models.errors import BackendUnavailableError, MLPError
 from service import schemas
 from service.backends import REFERENCE
 from service.dispatch import Dispatcher
@@ -60,7 +60,8 @@ class Comparison:
 
         Raises:
             BadRequestError, TooLargeError, UnsupportedMediaTypeError: the body is not one that is taken.
-            DrainingError, NotReadyError, OverloadedError: the first run is not admitted.
+            DrainingError, NotReadyError, OverloadedError: the first run is not admitted, that of a backend that is
+                unavailable aside.
             ClientDisconnect: the caller has gone.
         """
         try:
@@ -97,11 +98,13 @@ class Comparison:
         timeout_s = self._dispatcher.timeout_s if asked.timeout_s is None else asked.timeout_s
         end_s = time.monotonic() + min(timeout_s, self._dispatcher.timeout_s)
         runs: dict[str, Run] = {}
+        is_admitted = False
         try:
             for name in wanted:
                 runs[name] = run = await self._run(name, replace(asked, timeout_s=end_s - time.monotonic()), gone)
-                if len(runs) == 1 and isinstance(run.outcome, DrainingError | NotReadyError | OverloadedError):
+                if not is_admitted and isinstance(run.outcome, DrainingError | NotReadyError | OverloadedError):
                     raise run.outcome
+                is_admitted |= not isinstance(run.outcome, BackendUnavailableError)
         finally:
             runs = {name: self._kept(run) for name, run in runs.items()}
             for name, run in runs.items():

@@ -83,7 +83,7 @@ class OverloadedError(ServiceError):
 
 
 class NotReadyError(ServiceError):
-    """No worker is warm yet."""
+    """No worker is up, or not every one is warm."""
 
     code = "not_ready"
 

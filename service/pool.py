@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from service.admission import Admission
-from service.backends import NOT_READY, Backends
-from service.errors import DrainingError, NotReadyError
+from service.backends import Backends
+from service.errors import DrainingError
 from service.link import WorkerLink
 from service.shared_state import SharedState
 
@@ -101,7 +101,7 @@ class WorkerPool:
         if len(up) == 1:
             return up[0]
         if not up:
-            raise NotReadyError(NOT_READY)
+            raise self._backends.absence
         return min(up, key=lambda link: link.rows)
 
     @property

@@ -217,7 +217,7 @@ class BackendState(Body):
 
     implementation: str | None = Field(description="what runs it: torch, inductor, onednn, triton")
     state: str = Field(description="starting, ready or unavailable")
-    reason: str | None = Field(description="why it is unavailable")
+    reason: str | None = Field(description="why it cannot serve now; null where it is ready")
     note: str | None = Field(None, description="what else is worth knowing of how it runs")
     taken_out_at: str | None = Field(None, description="when it was taken out, in UTC; null where it was not")
 
@@ -225,7 +225,9 @@ class BackendState(Body):
 class BackendReply(Body):
     """Reply of `GET /backend` and `PUT /backend`."""
 
-    default: str | None = Field(description="the backend of requests that name none; null until a worker is warm")
+    default: str | None = Field(
+        description="the backend of requests that name none; null while it follows what is available and nothing is"
+    )
     is_auto: bool = Field(description="whether the default follows what is available")
     canary: dict[str, float] = Field(description="share of the requests that name no backend, by backend")
     backends: dict[str, BackendState] = Field(description="each backend by name")

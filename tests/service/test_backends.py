@@ -5,7 +5,7 @@ import random
 import pytest
 
 from models.errors import BackendUnavailableError, UnknownBackendError
-from service.backends import Backends
+from service.backends import NONE_LEFT, NONE_YET, Backends
 from service.errors import BadRequestError, NotReadyError
 from service.metrics import Metrics
 from service.schemas import BackendState
@@ -25,7 +25,7 @@ def reported(*workers: dict[str, BackendState]) -> Backends:
 
 
 def test_a_backend_is_ready_where_every_worker_has_it_and_starting_where_there_is_none() -> None:
-    assert {state.state for state in reported().states.values()} == {"starting"}
+    assert {(state.state, state.reason) for state in reported().states.values()} == {("starting", NONE_YET)}
     backends = reported({}, {"fused": UNAVAILABLE})
     assert {name: state.state for name, state in backends.states.items()} == {
         "eager": "ready",
@@ -35,6 +35,30 @@ def test_a_backend_is_ready_where_every_worker_has_it_and_starting_where_there_i
     with pytest.raises(BackendUnavailableError, match="no compiler"):
         backends.require_available("fused")
     assert backends.require_available("compiled") == 1
+
+
+def test_while_no_worker_is_up_each_backend_says_why_it_cannot_serve() -> None:
+    backends = reported()
+    with pytest.raises(NotReadyError, match=NONE_YET):
+        backends.require_available("eager")
+    backends.report([dict.fromkeys(BACKENDS, READY)])
+    backends.take_out("fused", "drift", "its result was wrong")
+    there = backends.states["fused"]
+    backends.report([])
+    states = backends.states
+    assert {(states[name].state, states[name].reason) for name in ("eager", "compiled")} == {("starting", NONE_LEFT)}
+    out = states["fused"]
+    assert (out.state, out.reason, out.taken_out_at) == ("unavailable", there.reason, there.taken_out_at)
+    assert "its result was wrong" in (out.reason or "")
+    for name, error, why in (
+        (None, NotReadyError, NONE_LEFT),
+        ("eager", NotReadyError, NONE_LEFT),
+        ("fused", BackendUnavailableError, "its result was wrong"),
+    ):
+        with pytest.raises(error, match=why):
+            backends.require_available(name)
+    backends.report([dict.fromkeys(BACKENDS, READY)])
+    assert {states.reason for name, states in backends.states.items() if name != "fused"} == {None}
 
 
 def test_the_default_follows_what_is_available_unless_one_is_set() -> None:

@@ -11,10 +11,11 @@ import pytest
 from starlette.requests import Request
 
 from service.comparison import Comparison
+from service.errors import NotReadyError
 from service.guard import Guard, difference
 from service.inference import InferenceOptions
 from service.response import REQUEST_ID
-from tests.service.far_worker import BACKENDS, FarWorker, array
+from tests.service.far_worker import BACKENDS, FarWorker, array, looped
 from tests.service.running_server import Start
 
 ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(3)]
@@ -116,13 +117,26 @@ def post(body: dict[str, Any]) -> Request:
     return Request({"type": "http", "headers": [], REQUEST_ID: b"id"}, receive)
 
 
+def comparison_of(far: FarWorker) -> Comparison:
+    options = InferenceOptions("m", 2, None, 8, 1 << 10, None)
+    return Comparison(far.dispatcher, options, far.metrics, Guard(far.dispatcher, far.metrics))
+
+
+@looped
+async def test_while_no_worker_is_up_nothing_is_compared_whatever_is_taken_out() -> None:
+    far = FarWorker()
+    far.dispatcher.backends.take_out("compiled", "drift", "its result was wrong")
+    far.link.connection_lost(None)
+    for names in (["compiled", "fused"], list(BACKENDS)):
+        with pytest.raises(NotReadyError):
+            await comparison_of(far).answer(post({"inputs": [1, 2], "backends": names}))
+
+
 @pytest.mark.parametrize("running", ["compiled", "fused"])
 def test_a_backend_that_is_taken_out_meanwhile_is_unavailable_and_the_others_are_compared(running: str) -> None:
     async def compare() -> None:
         far = FarWorker()
-        guard = Guard(far.dispatcher, far.metrics)
-        comparison = Comparison(far.dispatcher, InferenceOptions("m", 2, None, 8, 1 << 10, None), far.metrics, guard)
-        answer = asyncio.ensure_future(comparison.answer(post({"inputs": [1, 2]})))
+        answer = asyncio.ensure_future(comparison_of(far).answer(post({"inputs": [1, 2]})))
         for name in BACKENDS:
             while not (frames := await far.sent()):
                 assert not answer.done()

@@ -139,7 +139,8 @@ def test_liveness_comes_before_readiness_and_readiness_only_when_warm(compiled_c
         assert (predicted.status_code, predicted.json()["code"]) == (503, "not_ready")
         starting = server.get("/backend").json()
         assert starting["default"] is None
-        assert {state["state"] for state in starting["backends"].values()} == {"starting"}
+        told = {(state["state"], state["reason"]) for state in starting["backends"].values()}
+        assert told == {("starting", "no worker is warm yet")}
         hold.unlink()
         server.wait_until(lambda: server.answers("/v2/health/ready", 200))
         states = server.get("/backend").json()["backends"]
@@ -160,6 +161,9 @@ def test_a_worker_that_ends_early_each_time_is_started_later_and_later_until_it_
     os.kill(server.pid_of("worker"), signal.SIGKILL)
     for told in ("exit status 2, 1 in a row; it is started again in 0.5 s", "2 in a row; it is started again in 1 s"):
         server.wait_until(lambda told=told: told in server.output)  # type: ignore[misc]
+    down = server.get("/backend").json()
+    assert (down["default"], down["backends"]["eager"]["state"]) == (None, "starting")
+    assert "each that was has ended" in down["backends"]["eager"]["reason"]
     os.utime(config, ns=(then_ns, then_ns))
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     told = "soon after it was warm, with signal 9, 2 in a row; it is started again in 0.5 s"
