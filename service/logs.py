@@ -23,11 +23,15 @@ class JSONFormatter(OrjsonFormatter):
 
 
 class LogStream(io.TextIOBase):
-    """A stream of which every line becomes a line of the log."""
+    """A stream of which every line becomes one of the log, once it is whole: `print` writes a line's end by itself."""
+
+    def __init__(self) -> None:
+        self._begun = ""
 
     def write(self, text: str) -> int:
-        """Log the lines of a text, which are whole."""
-        for line in text.splitlines():
+        """Log the lines that are whole by now."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
             START.info(line)
         return len(text)
 
