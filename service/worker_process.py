@@ -27,7 +27,7 @@ from service.surroundings import ModelIdentity, identify
 from service.watch import START_FAILED, begin_worker, outlive_parent
 from service.worker import Profiling, WorkerServer
 
-DEVICE_LOST = 1  # exit status of a worker whose device failed for good
+FAILED = 1  # exit status of a worker whose device failed for good, or whose loop did
 log = logging.getLogger(__name__)
 SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on stderr otherwise
 
@@ -160,7 +160,10 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 server.run()
             except DeviceLostError as error:
                 log.error("worker %d ends, to be started anew: %s", worker_id, error)
-                exit_status = DEVICE_LOST
+                exit_status = FAILED
+            except Exception:  # a fault of ours, which multiprocessing would print whatever the log's form is
+                log.exception("worker %d ends, to be started anew, by a fault of the server", worker_id)
+                exit_status = FAILED
         multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # gives its semaphores back
         sys.stdout.flush()
         sys.stderr.flush()

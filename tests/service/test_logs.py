@@ -93,6 +93,29 @@ def test_what_goes_wrong_is_told_as_json_too_the_host_framework_s_complaints_inc
     assert "litserve" in {each["logger"].partition(".")[0] for each in told}, server.output
 
 
+class FailingWorkerServer(RunningServer):
+    program = ("-m", "tests.service.failing_worker_server")
+
+
+def test_a_fault_that_ends_a_worker_is_told_as_json_with_its_traceback(tmp_path: Path, tiny_model: Path) -> None:
+    fail = tmp_path / "fail"
+    fail.touch()
+    flags = ("--model", str(tiny_model), *EAGER, "--log-format", "json")
+    server = FailingWorkerServer(tmp_path / "log", *flags, FAIL=str(fail))
+    try:
+        screen = set(server.wait_ready().output.splitlines())
+        fail.unlink()
+        lost = server.post("/predict", json=ROWS)
+        assert (lost.status_code, lost.json()["code"]) == (503, "worker_lost")
+        server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+        assert server.stop() == 0
+    finally:
+        server.end()
+    assert [each for each in server.output.splitlines() if each not in screen and not each.startswith("{")] == []
+    fault = next(each for each in objects(server) if "fault of the server" in each["message"])
+    assert "LookupError: planted" in fault["exc_info"]
+
+
 def stderr_of(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and stderr, every line an object, of a server that cannot start."""
     command = [sys.executable, "-m", "service", *arguments]
