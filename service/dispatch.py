@@ -73,7 +73,7 @@ class Dispatcher:
 
     def _tell_load(self) -> None:
         rows, counted_rows = self.pool.in_flight
-        self._metrics.in_flight(rows, self.pool.requests, counted_rows, self._admission.max_rows)
+        self._metrics.in_flight(rows, self.pool.unanswered, counted_rows, self._admission.max_rows)
 
     def submit(
         self,

@@ -62,7 +62,7 @@ class WorkerLink(asyncio.Protocol):
         timeout_s: float,
         admission: Admission,
     ) -> None:
-        """`backends` are the server's, in wire order; `on_load` is told when rows came or went.
+        """`backends` are the server's, in wire order; `on_load` is told when requests came or went.
 
         A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
         `counted` as `admission` has it, which learns how long results took.
@@ -81,6 +81,7 @@ class WorkerLink(asyncio.Protocol):
         self._admission = admission
         self._counted_rows = admission.counted_rows
         self.shadows = 0  # likewise
+        self.unanswered = 0  # requests whose caller waits, shadows aside: a hung worker holds others too
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
@@ -123,8 +124,7 @@ class WorkerLink(asyncio.Protocol):
 
         One whose time is up is cancelled, and held until the worker says that it has let it go.
         """
-        request_id = self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
-        self._pending[request_id].is_shadow = True
+        self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
         self.shadows += 1
 
     def _ask(
@@ -140,13 +140,14 @@ class WorkerLink(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + int(timeout_s * 1e9)
         self._send(header(kind, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
-        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s))
+        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s, kind == Kind.SHADOW))
         return request_id
 
     def _await(self, request_id: int, pending: _Pending) -> None:
         if not self._pending:
             self._quiet_since_ns = time.monotonic_ns()
         self._pending[request_id] = pending
+        self.unanswered += not pending.is_shadow
         if pending.deadline_ns < self._alarm_ns:
             self._set_alarm(pending.deadline_ns)
 
@@ -160,13 +161,26 @@ class WorkerLink(asyncio.Protocol):
         if pending is None or pending.deliver is None:
             return False
         pending.deliver = None
+        self.unanswered -= not pending.is_shadow
         self._send(header(Kind.CANCEL, request_id, 0))
+        self._on_load()
         return True
 
     def fail_all(self, error: Exception) -> None:
         """Answer everything in flight with an error; late results are dropped on arrival."""
         for pending in self._pending.values():
-            settle(pending, error)
+            self._settle(pending, error)
+        self._on_load()
+
+    def _settle(self, pending: _Pending, outcome: Result | bytes | Exception) -> None:
+        """Hand an outcome to whoever waits for it, unless that has happened; one that fails at it harms no other."""
+        if pending.deliver is not None:
+            deliver, pending.deliver = pending.deliver, None
+            self.unanswered -= not pending.is_shadow
+            try:
+                deliver(outcome)
+            except Exception:
+                log.exception("an outcome could not be delivered")
 
     def _send(self, *parts: bytes | memoryview) -> None:
         self._outgoing += parts
@@ -205,7 +219,7 @@ class WorkerLink(asyncio.Protocol):
                 if pending.is_shadow:  # a worker looks at shadows when it is idle, which may be never
                     self._send(header(Kind.CANCEL, request_id, 0))
                 late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
-                settle(pending, DeadlineExceededError(late))
+                self._settle(pending, DeadlineExceededError(late))
         deadlines = [each.deadline_ns for each in self._pending.values() if each.deliver is not None]
         if self._pending and not self._is_silent:
             silent_ns = self._quiet_since_ns + self._timeout_ns
@@ -221,6 +235,7 @@ class WorkerLink(asyncio.Protocol):
                 deadlines.append(silent_ns)
         if deadlines:
             self._set_alarm(min(deadlines))
+        self._on_load()
 
     def data_received(self, data: bytes) -> None:
         """Deliver the results that are now whole."""
@@ -246,7 +261,7 @@ class WorkerLink(asyncio.Protocol):
             if frame.kind == Kind.RESULT and not pending.is_shadow:
                 self._admission.learn(frame.rows, frame.batch_rows, frame.end_ns)
             if pending.deliver is not None:
-                settle(pending, self._outcome(frame))
+                self._settle(pending, self._outcome(frame))
         self._on_load()
 
     def _outcome(self, frame: Frame) -> Result | bytes | Exception:
@@ -277,7 +292,9 @@ class WorkerLink(asyncio.Protocol):
         if self._alarm is not None:
             self._alarm.cancel()
         for each in pending.values():
-            settle(each, WorkerLostError("the worker that held this request ended before it answered; send it again"))
+            self._settle(
+                each, WorkerLostError("the worker that held this request ended before it answered; send it again")
+            )
         self._on_load()
         requests = sum(each.rows > 0 for each in pending.values())
         if requests:
@@ -296,13 +313,3 @@ def told(state: BackendState) -> BackendState:
         if sentence is not None:
             setattr(state, field, without_paths(sentence))
     return state
-
-
-def settle(pending: _Pending, outcome: Result | bytes | Exception) -> None:
-    """Hand an outcome to whoever waits for it, unless that has happened; one that fails at it harms no other."""
-    if pending.deliver is not None:
-        deliver, pending.deliver = pending.deliver, None
-        try:
-            deliver(outcome)
-        except Exception:
-            log.exception("an outcome could not be delivered")

@@ -139,7 +139,10 @@ class Metrics(Collector):
         self._view[self._base + self._fallbacks + place] += 1
 
     def in_flight(self, rows: int, requests: int, counted_rows: int, limit_rows: int) -> None:
-        """Tell what this process has accepted and not answered yet, what of it counts as queued, and how much may."""
+        """Tell what the workers hold for this process, how many callers wait, what counts as queued, and how much may.
+
+        All but `requests`, those whose callers wait, are rows.
+        """
         view, base = self._view, self._base
         view[base + self._queue_rows] = rows
         view[base + self._in_flight] = requests
@@ -171,7 +174,11 @@ class Metrics(Collector):
         yield CounterMetricFamily(
             "mlp_abandoned", "Requests whose caller went away before the answer.", self._total(self._abandoned)
         )
-        yield GaugeMetricFamily("mlp_queue_rows", "Rows accepted and not answered yet.", self._total(self._queue_rows))
+        yield GaugeMetricFamily(
+            "mlp_queue_rows",
+            "Rows that the workers hold, those of requests that ended before their result included.",
+            self._total(self._queue_rows),
+        )
         yield GaugeMetricFamily(
             "mlp_queue_counted_rows",
             "Rows that count towards the queue's bound: of each request no more than it counts as.",
@@ -183,7 +190,9 @@ class Metrics(Collector):
             self._total(self._queue_limit_rows),
         )
         yield GaugeMetricFamily(
-            "mlp_inflight_requests", "Requests accepted and not answered yet.", self._total(self._in_flight)
+            "mlp_inflight_requests",
+            "Requests accepted whose callers wait for their answer.",
+            self._total(self._in_flight),
         )
         yield CounterMetricFamily("mlp_worker_restarts", "Workers started anew after they ended.", self._view[0])
         fallbacks = CounterMetricFamily(

@@ -34,7 +34,7 @@ class WorkerPool:
         timeout_s: float,
         admission: Admission,
     ) -> None:
-        """`backends` is told what the workers say; `on_load` is told at the start, and when rows came or went.
+        """`backends` is told what the workers say; `on_load` is told at the start, and when requests came or went.
 
         A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
         `in_flight` as `admission` has it.
@@ -111,7 +111,7 @@ class WorkerPool:
 
     @property
     def in_flight(self) -> InFlight:
-        """What this process has accepted and not answered yet."""
+        """What the workers hold of what this process has accepted, whatever became of the callers."""
         rows = counted = 0
         for link in self._links:
             if link:
@@ -120,9 +120,9 @@ class WorkerPool:
         return InFlight(rows, counted)
 
     @property
-    def requests(self) -> int:
-        """Everything sent by this process and not yet answered by the workers, shadows aside."""
-        return sum(link.requests for link in self._links if link)
+    def unanswered(self) -> int:
+        """Requests accepted by this process whose callers wait; shadows have none."""
+        return sum(link.unanswered for link in self._links if link)
 
     @property
     def shadows(self) -> int:

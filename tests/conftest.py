@@ -84,7 +84,7 @@ def lend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
                 flags = ("--model", str(model), "--backends", "eager")
                 servers[chosen] = start(*flags, *arguments, **environment).wait_ready()
             server = servers[chosen]
-            server.wait_until(lambda: server.metric("mlp_inflight_requests") == 0)  # what the test before has left
+            server.wait_until(lambda: server.metric("mlp_queue_rows") == 0)  # what the test before has left
             return server
 
         yield lend

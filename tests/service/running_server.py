@@ -164,8 +164,8 @@ class RunningServer:
         return sum(value for found, has, value in self._samples() if found == name and labels.items() <= has.items())
 
     def accepted(self) -> float:
-        """How many requests have been accepted so far, whether they are answered or not."""
-        counted = ("mlp_inflight_requests", "mlp_requests_total")
+        """How many requests have been accepted so far, whether they are answered, abandoned or neither yet."""
+        counted = ("mlp_inflight_requests", "mlp_requests_total", "mlp_abandoned_total")
         return sum(value for found, _, value in self._samples() if found in counted)
 
     def answers_together(

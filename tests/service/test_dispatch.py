@@ -143,4 +143,4 @@ async def test_a_shadow_whose_time_is_up_keeps_its_place_until_the_worker_has_le
     assert [shadow() for _ in range(3)] == [True, True, False]
     assert (far.metric("mlp_inflight_requests"), far.dispatcher.pool.shadows) == (0, MAX_SHADOWS)
     far.link.connection_lost(None)
-    assert (far.dispatcher.pool.shadows, far.dispatcher.pool.requests) == (0, 0)
+    assert (far.dispatcher.pool.shadows, far.dispatcher.pool.unanswered) == (0, 0)

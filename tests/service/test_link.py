@@ -50,6 +50,31 @@ async def test_each_request_has_its_own_deadline() -> None:
 
 
 @looped
+async def test_what_is_answered_or_abandoned_is_not_in_flight_any_more_though_a_hung_worker_holds_it() -> None:
+    far = FarWorker()
+
+    async def seen() -> tuple[float, float, int]:
+        await far.sent()
+        return far.metric("mlp_inflight_requests"), far.metric("mlp_queue_rows"), far.link.requests
+
+    late: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+    far.link.send(ROWS, 0, time.monotonic_ns(), 0.001, late.set_result)
+    abandoned, _ = send(far, []), send(far, [])
+    assert isinstance(await late, DeadlineExceededError)
+    assert await seen() == (2, 3, 3)
+    far.link.abandon(abandoned)
+    assert await seen() == (1, 3, 3)
+    far.link.fail_all(DrainingError("the end"))
+    assert await seen() == (0, 3, 3)
+    far.let_go(abandoned)
+    assert await seen() == (0, 2, 2)
+    send(far, [])
+    assert await seen() == (1, 3, 3)
+    far.link.connection_lost(None)
+    assert await seen() == (0, 0, 0)
+
+
+@looped
 async def test_an_outcome_that_cannot_be_delivered_harms_no_other() -> None:
     far = FarWorker()
     outcomes: list[Outcome] = []

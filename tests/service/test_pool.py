@@ -72,7 +72,7 @@ def test_requests_go_to_the_least_loaded_worker_and_one_that_comes_back_is_found
             chosen.append(link)
         three, *others = (link.name for link in chosen)
         assert set(others) == {"worker-0", "worker-1"} - {three}
-        assert (*pool.in_flight, pool.requests) == (7, 6, 4)
+        assert (*pool.in_flight, pool.unanswered) == (7, 6, 4)
         opened[0].close()
         await until(lambda: not pool.is_ready)
         assert (pool.least_loaded().name, state.are_all_ready) == ("worker-1", False)
