@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from models.config import ModelConfig, nearest, parsed_json, shown_name
+from models.control_group import memory_bytes
 from models.errors import ModelError, WeightsError
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
 WEIGHTS_FILE = "model.safetensors"
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
 # A header of 4096 blocks with every bias and norm is 5 MiB. The library reads up to 100 MiB, and takes ten times that.
 MAX_HEADER_BYTES = 2**23
@@ -204,22 +204,6 @@ def seeded(config: ModelConfig, progress: Callable[[int], None] = lambda _: None
         tensors[name] = tensor
         progress(len(tensors))
     return tensors
-
-
-def memory_bytes() -> int:
-    """Return how much memory there is for this process: the machine's, or its container's where that is less.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files, and of version 1
-    https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, whose limit is beyond any memory where none is set.
-    """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = (CONTROL_GROUP / name).read_text(encoding="ascii").strip()
-        except OSError:
-            continue
-        return min(total, int(limit)) if limit.isdecimal() else total
-    return total
 
 
 def save(directory: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -12,6 +12,7 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings.exceptions import SettingsError
 
+from models.control_group import available_cores
 from models.errors import MLPError
 from service.admission import SHORT_WAIT_NS, Admission
 from service.shared_state import LEAST_SHARE
@@ -59,28 +60,11 @@ EXPECTED = {
     "literal_error": "{expected}",
     "too_short": "at least {min_length} character",
 }
-CONTROL_GROUP = Path("/sys/fs/cgroup")
 NOTHING = "\0"  # what would stand for None on a command line, where it cannot be written: a key of `None` is a key
 
 
 class SettingsValueError(MLPError):
     """A setting has a value that it does not take; the message is one line that names it."""
-
-
-def available_cores() -> int:
-    """Return how many cores this process may use: its affinity, capped by the control group's CPU quota.
-
-    Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files, and of version 1
-    https://docs.kernel.org/scheduler/sched-bwc.html#management.
-    """
-    cores = len(os.sched_getaffinity(0))
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join((CONTROL_GROUP / name).read_text() for name in names).split()
-        except (OSError, ValueError):
-            continue
-        return cores if quota in ("max", "-1") else max(1, min(cores, int(quota) // int(period)))
-    return cores
 
 
 def shares(text: str) -> dict[str, float] | None:

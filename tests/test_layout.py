@@ -24,6 +24,12 @@ def test_our_kernels_are_the_ones_that_are_found() -> None:
     assert Path(str(kernels.__file__)).is_relative_to(ROOT)
 
 
+def test_what_a_process_may_use_of_its_machine_is_read_in_one_place() -> None:
+    sources = (path for folder in ("kernels", "models", "service") for path in (ROOT / folder).rglob("*.py"))
+    reading = [path.relative_to(ROOT) for path in sources if "/sys/fs/cgroup" in path.read_text()]
+    assert reading == [Path("models/control_group.py")]
+
+
 def test_no_distribution_named_kernels_is_installed() -> None:
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("kernels")

@@ -353,29 +353,3 @@ def test_a_file_beyond_the_address_space_of_this_process_is_refused_in_a_sentenc
             weights.check(tmp_path, tiny())
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def test_the_memory_of_this_machine_is_known() -> None:
-    assert 2**28 < weights.memory_bytes() < 2**50
-
-
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({}, None),
-        ({"memory.max": "max"}, None),
-        ({"memory.max": str(2**28)}, 2**28),
-        ({"memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
-        ({"memory/memory.limit_in_bytes": str(2**28)}, 2**28),
-    ],
-    ids=str,
-)
-def test_the_limit_of_a_control_group_of_either_version_counts(
-    files: dict[str, str], limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(weights, "CONTROL_GROUP", tmp_path)
-    total = weights.memory_bytes()
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    assert weights.memory_bytes() == (limit or total)

@@ -162,7 +162,7 @@ def times_woken(pid: int) -> int:
 
 
 def test_two_workers_share_the_load(start: Start, tiny_model: Any) -> None:
-    from service.settings import available_cores
+    from models.control_group import available_cores
 
     if available_cores() < 2:
         pytest.skip("two workers need two cores")

@@ -1,11 +1,10 @@
 import os
-from pathlib import Path
 
 import pytest
 
 from service import settings
 from service.errors import OverloadedError
-from service.settings import Settings, SettingsValueError, available_cores
+from service.settings import Settings, SettingsValueError
 
 
 @pytest.fixture(autouse=True)
@@ -136,30 +135,6 @@ def test_a_bad_value_from_the_environment_is_named_too(monkeypatch: pytest.Monke
     monkeypatch.setenv("MLP_WORKERS", "many")
     with pytest.raises(SettingsValueError, match=r"--workers \(MLP_WORKERS\): .*got 'many'"):
         settings.load([])
-
-
-@pytest.mark.parametrize(
-    ("files", "cores"),
-    [
-        ({}, 4),
-        ({"cpu.max": "max 100000"}, 4),
-        ({"cpu.max": "250000 100000"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "900000 100000"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 4),
-        ({"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, 2),
-    ],
-    ids=str,
-)
-def test_cores_are_those_of_the_affinity_within_the_quota_of_either_version_of_control_groups(
-    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
-    monkeypatch.setattr(settings, "CONTROL_GROUP", tmp_path)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
-    assert available_cores() == cores
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 4])

@@ -115,7 +115,7 @@ def test_when_every_worker_is_killed_everything_is_answered_and_all_come_back(se
 
 
 def test_workers_share_the_cores_out_by_default(several: RunningServer) -> None:
-    from service.settings import available_cores
+    from models.control_group import available_cores
 
     (threads,) = re.findall(r"2 worker\(s\) of (\d+) thread", several.output)
     assert 1 <= 2 * int(threads) <= max(2, available_cores())
