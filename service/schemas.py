@@ -16,6 +16,7 @@ import orjson
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from service.duplicates import duplicate
 from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError, UnsupportedMediaTypeError
 from service.shared_state import LEAST_SHARE
 
@@ -256,14 +257,18 @@ def parse_json(body: bytes | bytearray) -> Any:
     """Parse a JSON body.
 
     Raises:
-        BadRequestError: it is not JSON, or holds a number that JSON or a double cannot.
+        BadRequestError: it is not JSON, holds a number that JSON or a double cannot, or an object with a key twice.
     """
     if not body:
         raise BadRequestError("expected a JSON body, got an empty one")
     try:
-        return orjson.loads(body)
+        document = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"the body is not valid JSON: {error}") from None
+    twice = duplicate(body, document)
+    if twice is not None:
+        raise BadRequestError(f"{shortened(twice)}: expected once, got twice")
+    return document
 
 
 def validate(model: type[Model], document: Any) -> Model:
