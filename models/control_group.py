@@ -1,45 +1,69 @@
-"""What this process may use of its machine: cores and memory, within the limits of its control group.
+"""What this process may use of its machine: cores and memory, within the limits of its control groups.
 
-Both versions of control groups are read, where a container sees its own: version 2, and of version 1 the controllers.
+A group's limit holds for those inside it too, so what counts is the least of the process's own group and of all above
+it. A container mostly sees its own group as the outermost. Both versions of control groups are read.
+
+Source: https://man7.org/linux/man-pages/man7/cgroups.7.html, "/proc/pid/cgroup".
 """
 
+import contextlib
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 CONTROL_GROUP = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cores() -> int:
-    """Return how many cores this process may use: its affinity, capped by the control group's CPU quota.
+    """Return how many cores this process may use: its affinity, capped by the control groups' CPU quota.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files, and of version 1
     https://docs.kernel.org/scheduler/sched-bwc.html#management.
     """
     cores = len(os.sched_getaffinity(0))
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            quota, period = " ".join(_limit(name) for name in names).split()
-        except (OSError, ValueError):
-            continue
-        return cores if quota in ("max", "-1") else max(1, min(cores, int(quota) // int(period)))
-    return cores
+    for group in _groups("cpu"):
+        for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            try:
+                quota, period = " ".join((group / name).read_text() for name in names).split()
+            except (OSError, ValueError):
+                continue
+            if quota not in ("max", "-1"):
+                cores = min(cores, int(quota) // int(period))
+    return max(1, cores)
 
 
 def memory_bytes() -> int:
-    """Return how much memory there is for this process: the machine's, or its control group's where that is less.
+    """Return how much memory there is for this process: the machine's, or its control groups' where that is less.
 
     Source: https://docs.kernel.org/admin-guide/cgroup-v2.html#memory-interface-files, and of version 1
     https://docs.kernel.org/admin-guide/cgroup-v1/memory.html, whose limit is beyond any memory where none is set.
     """
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = _limit(name)
-        except OSError:
-            continue
-        return min(total, int(limit)) if limit.isdecimal() else total
+    for group in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            try:
+                limit = (group / name).read_text().strip()
+            except OSError:
+                continue
+            if limit.isdecimal():
+                total = min(total, int(limit))
     return total
 
 
-def _limit(name: str) -> str:
-    return (CONTROL_GROUP / name).read_text(encoding="ascii").strip()
+def _groups(controller: str) -> Iterator[Path]:
+    """Yield the directories of the groups that this process is in, from the outermost that it sees.
+
+    `controller` is version 1's name for what is shared out.
+    """
+    memberships = ["0::/", f"0:{controller}:/"]
+    with contextlib.suppress(OSError):
+        memberships += MEMBERSHIP.read_text().splitlines()
+    for membership in memberships:
+        _, controllers, path = membership.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        mount = CONTROL_GROUP / controller if controllers else CONTROL_GROUP
+        parts = PurePosixPath(path).parts[1:]
+        for depth in range(len(parts) + 1):
+            yield mount.joinpath(*parts[:depth])

@@ -55,3 +55,36 @@ def test_the_limit_of_a_control_group_of_either_version_counts(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"{text}\n")
     assert memory_bytes() == (limit or total)
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores", "limit"),
+    [
+        ("0::/system.slice/mlp.service", {"system.slice/mlp.service/cpu.max": "200000 100000"}, 2, None),
+        ("0::/a/b", {"a/cpu.max": "100000 100000", "a/b/cpu.max": "300000 100000"}, 1, None),
+        ("0::/a/b", {"a/memory.max": "max", "a/b/memory.max": str(2**28), "memory.max": str(2**29)}, 4, 2**28),
+        ("3:cpuset:/a\n2:cpu,cpuacct:/a", {"cpu/a/cpu.cfs_quota_us": "1", "cpu/a/cpu.cfs_period_us": "1"}, 1, None),
+        ("3:memory:/a:b", {"memory/a:b/memory.limit_in_bytes": str(2**28)}, 4, 2**28),
+        ("0::/a", {"b/cpu.max": "100000 100000", "b/memory.max": "1"}, 4, None),
+        ("0::/../b", {"memory.max": str(2**28)}, 4, 2**28),
+    ],
+    ids=str,
+)
+def test_the_least_limit_of_the_groups_that_a_process_is_in_counts(
+    membership: str,
+    files: dict[str, str],
+    cores: int,
+    limit: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_group, "CONTROL_GROUP", tmp_path / "groups")
+    monkeypatch.setattr(control_group, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
+    total = memory_bytes()  # where no membership is told
+    (tmp_path / "membership").write_text(f"{membership}\n")
+    for name, text in files.items():
+        file = tmp_path / "groups" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{text}\n")
+    assert (available_cores(), memory_bytes()) == (cores, limit or total)
