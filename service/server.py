@@ -1,6 +1,8 @@
 """Puts the server together from its parts and runs it."""
 
+import logging
 import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 HOST_PATIENCE_S = 8.0  # before LitServe kills an HTTP process; the drain is over long before
 WORKER_RESTART_POLL_S = 0.25
+log = logging.getLogger(__name__)
 
 
 def require_results_to_fit(settings: Settings, config: ModelConfig) -> None:
@@ -207,7 +210,21 @@ class Server:
         return watch.exit_status
 
     def _announce(self, hellos: list[Hello]) -> None:
-        print(screen(self, hellos), flush=True)
+        try:
+            print(screen(self, hellos), flush=True)
+        except OSError as error:  # nobody reads it, or the disk is full; who calls the server is served all the same
+            log.warning("the screen that tells what is served could not be written to stdout: %s", error)
+            discard_stdout()
+
+
+def discard_stdout() -> None:
+    """Send to nowhere what is left for stdout, which Python would fail to write once more at its end.
+
+    Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def screen(server: Server, hellos: list[Hello]) -> str:

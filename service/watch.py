@@ -38,6 +38,7 @@ TRACKER_S = 1.0  # what multiprocessing's resource tracker, which has next to no
 START_FAILED = 2  # exit status of a worker that has itself said why, and of a server that could not start as asked
 LOST_MANAGER = (EOFError, ConnectionError)  # what is raised to those who ask a manager that has ended
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+log = logging.getLogger(__name__)
 
 
 class Watch(threading.Thread):
@@ -88,7 +89,16 @@ class Watch(threading.Thread):
             logs.tell_error(message)
 
     def run(self) -> None:
-        """Wait for a signal and look after the processes in turn, until the server stops."""
+        """Wait for a signal and look after the processes in turn, until the server stops, then end it in order."""
+        try:
+            self._look_after_processes()
+        except Exception as error:  # nobody else takes the signals
+            log.exception("the watch over the server's processes failed")
+            self.fail(f"the watch over the server's processes failed: {type(error).__name__}: {error}")
+        finally:
+            self._end()
+
+    def _look_after_processes(self) -> None:
         is_announced = False
         while not self.is_stopping:
             received = signal.sigtimedwait(self._signals, POLL_S)
@@ -105,6 +115,8 @@ class Watch(threading.Thread):
             if not is_announced and is_ready and self._answers():
                 self._announce(list(self._ready.values()))
                 is_announced = True
+
+    def _end(self) -> None:
         self.is_stopping = True
         self._state.start_draining()
         threading.Thread(target=self._end_host, daemon=True).start()  # it asks the manager, which may not answer

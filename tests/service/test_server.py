@@ -125,6 +125,44 @@ def test_a_signal_before_anything_is_loaded_is_no_failure(number: signal.Signals
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+def test_a_screen_that_nobody_reads_keeps_no_server_from_serving_nor_from_its_end(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    log, port = tmp_path / "log", free_port()
+    command = [sys.executable, "-m", "service", "--model", str(tiny_model), *EAGER, "--port", str(port)]
+    with log.open("wb") as errors, subprocess.Popen(command, cwd=ROOT, stdout=writing, stderr=errors) as server:
+        os.close(writing)
+        try:
+            while "could not be written to stdout" not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                time.sleep(0.02)
+            assert httpx.get(f"http://127.0.0.1:{port}/v2/health/ready", timeout=60).status_code == 200
+            server.terminate()
+            assert server.wait(timeout=60) == 0
+        finally:
+            server.kill()
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_watch_that_fails_ends_the_server_with_its_reason(tiny_model: Path) -> None:
+    program = f"""
+        import runpy, service.server, sys
+
+        def screen(*_):
+            raise LookupError("planted")
+
+        service.server.screen = screen
+        sys.argv[1:] = {["--model", str(tiny_model), *EAGER, "--port", str(free_port())]}
+        runpy.run_module("service", run_name="__main__")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1, done.stderr
+    assert "error: the watch over the server's processes failed: LookupError: planted" in done.stderr
+
+
 def test_liveness_comes_before_readiness_and_readiness_only_when_warm(compiled_code: Path, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     hold.touch()
