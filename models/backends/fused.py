@@ -3,16 +3,17 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kernels.norm_cpu import RMSNormCPU
 from kernels.onednn import PackedLinear, plain_rows, unavailable
-from models.backends import Backend
+from models.backends.padding import Padded
 from models.config import ModelConfig
 from models.mlp import MLP, Block
 
 
-class FusedOnCPU(Backend):
+class FusedOnCPU(Padded):
     """oneDNN post-ops on packed weights, and an RMSNorm of fewer passes than PyTorch's.
 
     oneDNN's blocked layout needs a copy, so this holds the matrices a second time.
@@ -45,11 +46,17 @@ class FusedOnCPU(Backend):
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Backend`."""
+        rows = x.shape[0]
+        padding = self.padded_rows(rows) - rows
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
         if self._stem is not None:
             x = self._stem(x)  # (N, D)
         for block in self._blocks:
             x = block(x)  # (N, D)
-        return x if self._head is None else self._head(x)  # (N, width_out)
+        if self._head is not None:
+            x = self._head(x)  # (N, width_out)
+        return x[:rows] if padding else x
 
 
 class _FusedBlock:
