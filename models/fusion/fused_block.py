@@ -21,8 +21,9 @@ from models.fusion.patterns import Pattern
 
 OWN_FORWARD = (
     "a fused block runs its own forward while it is in training mode, under autocast, asked for a gradient, under "
-    "torch.func's transforms or forward-mode differentiation, traced by torch.jit, or has an inner layer with a hook "
-    "or with a forward that was replaced on the object: call eval(), and run it under torch.inference_mode()"
+    "torch.func's transforms or forward-mode differentiation, traced by torch.jit or torch.fx, or has an inner layer "
+    "with a hook or with a forward that was replaced on the object: call eval(), and run it under "
+    "torch.inference_mode()"
 )
 OTHER_ARGUMENTS = (
     "a fused block runs its own forward where it is called with other arguments than its forward has parameters: pass "
@@ -55,6 +56,13 @@ class Fused(nn.Module):
             return torch.ops.mlp.feed_forward(inputs[0], residual, fusion.key, fusion.features)
         return fusion.run(self, inputs[0], residual)
 
+    def __prepare_scriptable__(self) -> nn.Module:
+        """Refuse ``torch.jit.script``, which would put whatever this returned in the block's place in the model."""
+        raise BackendError(
+            f"{self._fusion.original.__name__}: torch.jit.script takes no fused block: undo it with models.unfuse, "
+            "script the model, and fuse it again"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         state = {key: value for key, value in self.__dict__.items() if key != "_fusion"}
         return _reconstructor, (self._fusion.original, object, None), state
@@ -84,6 +92,8 @@ class Fusion:
             is_asked = is_asked or any(it.requires_grad for it in tensors if isinstance(it, Tensor))
         is_asked = is_asked or torch.is_autocast_enabled(self.device_type) or is_transformed()
         is_asked = is_asked or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        # A number that stands for a block is no use outside this process, where an exported program may go.
+        is_asked = is_asked or torch.compiler.is_exporting() or any(isinstance(it, torch.fx.Proxy) for it in inputs)
         if is_asked:
             self.warn(OWN_FORWARD)
         return not is_asked
@@ -92,7 +102,7 @@ class Fusion:
         """Say once why the block's own forward runs; nothing while ``torch.compile`` traces, which takes no warning."""
         if not self._has_warned and not torch.compiler.is_compiling():
             self._has_warned = True
-            warnings.warn(f"{self.original.__name__}: {reason}", RuntimeWarning, stacklevel=4)
+            warnings.warn(f"{self.original.__name__}: {reason}", RuntimeWarning, stacklevel=5)
 
     def run(self, block: nn.Module, x: Tensor, residual: Tensor | None) -> Tensor:
         """Compute the block, its weights as they are now."""

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, wraps
 from typing import Any, cast
 
 from torch import nn
@@ -28,10 +28,11 @@ def fuse(module: nn.Module) -> FuseReport:
 
     Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
     mode, autocast, a gradient that is asked for, the transforms of ``torch.func``, forward-mode differentiation,
-    tracing by ``torch.jit``, a hook on an inner layer or a forward of its own, a call with fewer or more arguments than
-    the forward has parameters), the block's own forward runs, with one warning a block. ``torch.compile``
-    takes fused blocks as one operator each; where it traces a block of which one of these is so, it takes the block's
-    own forward, and no warning is given. A copy or a pickle of a fused model is one that is not fused.
+    tracing by ``torch.jit`` or ``torch.fx``, a hook on an inner layer or a forward of its own, a call with fewer or
+    more arguments than the forward has parameters), the block's own forward runs, with one warning a block.
+    ``torch.compile`` takes fused blocks as one operator each; where it traces a block of which one of these is so, it
+    takes the block's own forward, and no warning is given; so does ``torch.export`` of every block.
+    ``torch.jit.script`` takes no fused block. A copy or a pickle of a fused model is one that is not fused.
 
     Args:
         module: on a CPU or a CUDA device, in float32, bfloat16 or float16, in ``eval()`` mode.
@@ -136,4 +137,9 @@ def _fused(block: nn.Module, pattern: Pattern) -> Fusion | str:
 
 @cache
 def _fused_class(original: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Fused{original.__name__}", (Fused, original), {"__module__": original.__module__})
+    @wraps(original.forward)
+    def forward(self: Fused, *args: Any, **kwargs: Any) -> Any:  # what a forward takes is read by torch.fx and others
+        return Fused.forward(self, *args, **kwargs)
+
+    attributes = {"__module__": original.__module__, "forward": forward}
+    return type(f"Fused{original.__name__}", (Fused, original), attributes)

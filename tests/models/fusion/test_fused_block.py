@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import inspect
 import itertools
 import pickle
 import warnings
@@ -338,18 +339,55 @@ def test_a_trace_is_of_the_own_forward(block: nn.Module) -> None:
     assert torch.equal(traced(rows()), y)
 
 
+def test_a_symbolic_trace_is_of_the_own_forward(block: nn.Module) -> None:
+    y = block(rows())
+    fuse(block)
+    fused = [type(it) for it in block.modules()]
+    with pytest.warns(RuntimeWarning, match=r"traced by torch\.jit or torch\.fx"):
+        traced = torch.fx.symbolic_trace(block)
+    assert not any(isinstance(it, Fused) for it in traced.modules())
+    assert torch.equal(traced(rows()), y)
+    assert [type(it) for it in block.modules()] == fused
+
+
+def test_a_symbolic_trace_holds_a_block_inside_a_model_as_its_layers() -> None:
+    model = Residual(made("LlamaMLP")).eval()
+    y = model(rows())
+    fuse(model)
+    with pytest.warns(RuntimeWarning, match=r"torch\.fx"):
+        traced = torch.fx.symbolic_trace(model)
+    layers = {"block.gate_proj", "block.up_proj", "block.down_proj"}
+    assert layers <= {it.target for it in traced.graph.nodes if it.op == "call_module"}
+    assert torch.equal(traced(rows()), y)
+
+
+def test_a_script_is_refused_and_leaves_the_model_as_it_is() -> None:
+    model = Residual(made("LlamaMLP")).eval()
+    fuse(model)
+    for it in (model, model.block):
+        with pytest.raises(BackendError, match=r"undo it with models\.unfuse, script the model, and fuse it again$"):
+            torch.jit.script(it)
+    assert isinstance(model.block, Fused)
+
+
+def test_a_fused_forward_has_the_parameters_of_the_own_one(block: nn.Module) -> None:
+    before = [inspect.signature(it.forward) for it in block.modules()]
+    fuse(block)
+    assert [inspect.signature(it.forward) for it in block.modules()] == before
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_an_export_holds_it_as_one_operator() -> None:
+def test_an_export_is_of_the_own_forward_and_needs_the_model_no_more() -> None:
     model = Residual(made("LlamaMLP")).eval()
     y = model(rows())
     fuse(model)
     with torch.no_grad():
         exported = torch.export.export(model, (rows(),))
-        assert [str(it.target) for it in exported.graph.nodes if "mlp" in str(it.target)] == [
-            "mlp.feed_forward.default"
-        ]
-        torch.testing.assert_close(exported.module()(rows()), y, rtol=1e-5, atol=1e-5)
+        assert not any("feed_forward" in str(it.target) for it in exported.graph.nodes)
+        del model
+        gc.collect()
+        assert torch.equal(exported.module()(rows()), y)
 
 
 def test_weights_that_blocks_share_stay_shared() -> None:
