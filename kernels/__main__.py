@@ -7,10 +7,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kernels.flags import Parser, positive
+from kernels import output
+from kernels.flags import Parser, path, positive, thread_count
 from kernels.names import DTYPE_NAMES, OPS
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        if options.json is not None and not options.json.parent.is_dir():
-            raise ValueError(
-                f"--json: expected a directory that is there, got {options.json.parent}, which is not: make it"
-            )
+        _require_writable(options)
         status: int = options.run(options)
     except OSError as error:
         sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
@@ -53,9 +50,9 @@ def aot(options: argparse.Namespace) -> int:
     if options.out is not None:
         table.write_binaries(compiled, options.out)
     if options.json is not None:
-        options.json.write_text(table.to_json(compiled))
+        output.write(options.json, table.to_json(compiled))
     if options.markdown is not None:
-        options.markdown.write_text(table.to_markdown([each.record() for each in compiled]))
+        output.write(options.markdown, table.to_markdown([each.record() for each in compiled]))
     print("registers  stack  shared  matrix  16-byte loads  kernel")
     for each in compiled:
         reading, kind = each.reading, each.case.matrix_instruction or "-"
@@ -82,7 +79,7 @@ def check(options: argparse.Namespace) -> int:
 
     checks = check_all(device, [DTYPES[name] for name in options.dtypes])
     if options.json is not None:
-        options.json.write_text(json.dumps([each.record() for each in checks], indent=1) + "\n")
+        output.write(options.json, json.dumps([each.record() for each in checks], indent=1) + "\n")
     print("runs on      dtype     rows x in x out  operator")
     for each in checks:
         shape, dtype = "x".join(map(str, each.shape)), str(each.dtype).removeprefix("torch.")
@@ -111,7 +108,7 @@ def roof(options: argparse.Namespace) -> int:
     facts = conditions(device)
     if options.json is not None:
         document = {"conditions": facts, "roof": roof_record(found)}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        output.write(options.json, json.dumps(document, indent=1) + "\n")
     print(f"{facts['device']}, {facts['threads']} threads")
     print(*described(found).split("; "), sep="\n")
     return 0
@@ -132,7 +129,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.json is not None:
         head = {name: results[name] for name in ("conditions", "liger", "roof")}
         rows = ",\n".join(json.dumps(row) for row in results["rows"])  # one a line, so that a change shows as one
-        options.json.write_text(f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n')
+        output.write(options.json, f'{json.dumps(head, indent=1)[:-2]},\n "rows": [\n{rows}\n]}}\n')
     of = results["conditions"]
     print(f"{of['device']}, {of['threads']} threads")
     print(f"roof: {described(roof)}")
@@ -175,13 +172,28 @@ def tune(options: argparse.Namespace) -> int:
             tiles.forget_tables()
         entries += found
     if options.json is not None:
-        options.json.write_text(json.dumps(entries, indent=1) + "\n")
+        output.write(options.json, json.dumps(entries, indent=1) + "\n")
     for entry in entries:
         print(json.dumps(entry))
     print(f"{len(entries)} entries in {path}; vet them: python -m kernels aot --arch {arch}")
     if left_out:
         print(f"shapes left out: {left_out}, since {options.seconds} seconds were over", file=sys.stderr)
     return 1 if left_out else 0
+
+
+def _require_writable(options: argparse.Namespace) -> None:
+    """Say what cannot be written before the work, not after it.
+
+    Raises:
+        ValueError: a file or a directory that was asked for cannot be.
+    """
+    reasons = {"json": output.no_file_reason, "markdown": output.no_file_reason}
+    reasons |= {"out": output.no_directory_reason, "cache": output.no_directory_reason}
+    for name, reason in reasons.items():
+        place = getattr(options, name, None)
+        found = None if place is None else reason(place)
+        if found is not None:
+            raise ValueError(f"--{name}: {found}")
 
 
 def _device(name: str | None) -> "torch.device":
@@ -206,9 +218,9 @@ def _parser() -> Parser:
 def _aot_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "aot", aot)
     command.add_argument("--arch", action="append", help="may be given more than once; all if not given")
-    command.add_argument("--out", type=Path, metavar="DIR", help="write the machine code here")
-    command.add_argument("--markdown", type=Path, metavar="FILE", help="write a table here, one row a tile")
-    command.add_argument("--cache", type=Path, metavar="DIR", help="keep compiled code here; ~/.cache if not given")
+    command.add_argument("--out", type=path, metavar="DIR", help="write the machine code here")
+    command.add_argument("--markdown", type=path, metavar="FILE", help="write a table here, one row a tile")
+    command.add_argument("--cache", type=path, metavar="DIR", help="keep compiled code here; ~/.cache if not given")
     command.add_argument("--jobs", type=positive, metavar="N", help="compiling processes; one a core if not given")
 
 
@@ -227,7 +239,7 @@ def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _roof_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "roof", roof)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
-    command.add_argument("--threads", type=positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
+    command.add_argument("--threads", type=thread_count, metavar="N", help="on a CPU; PyTorch's choice if not given")
 
 
 def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -235,7 +247,7 @@ def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
     command.add_argument("--rows", type=_list(positive), metavar="N,...", help="row counts")
     command.add_argument("--repetitions", type=positive, default=15, metavar="N", help="default: %(default)s")
-    command.add_argument("--threads", type=positive, metavar="N", help="on a CPU; PyTorch's choice if not given")
+    command.add_argument("--threads", type=thread_count, metavar="N", help="on a CPU; PyTorch's choice if not given")
     command.add_argument("--compiled", action="store_true", help="measure torch.compile as well, on a GPU")
 
 
@@ -252,7 +264,7 @@ def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:
     summary = (getattr(run, "__doc__", None) or "").splitlines()[0]
     command = commands.add_parser(name, help=summary, description=summary)
-    command.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    command.add_argument("--json", type=path, metavar="FILE", help="write the results here")
     command.set_defaults(run=run)
     return command
 

@@ -1,7 +1,10 @@
-"""What every command line has: errors in one line, and a parser of counts."""
+"""What every command line has: errors in one line, and parsers of counts and paths."""
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
+
+MOST_THREADS = 1024  # far more are refused by the system, which ends the process
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,3 +20,18 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive integer, got {text!r}")
     return int(text)
+
+
+def thread_count(text: str) -> int:
+    """Parse a count of CPU threads."""
+    count = positive(text)
+    if count > MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {MOST_THREADS:,} threads, got {count:,}")
+    return count
+
+
+def path(text: str) -> Path:
+    """Parse a path; an empty one, which would stand for the directory one is in, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    return Path(text)

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.flags import MOST_THREADS
 from models import weights
 from models.backends import NAMES, Backend, devices, find
 from models.config import ModelConfig, nearest
@@ -222,6 +223,8 @@ def load_engine(
     place, kind = _device(device), _dtype(dtype)
     if threads is not None and (not isinstance(threads, int) or isinstance(threads, bool) or threads < 1):
         raise BackendError(f"threads: expected a positive integer or None, got {threads!r}")
+    if threads is not None and threads > MOST_THREADS:
+        raise BackendError(f"threads: expected at most {MOST_THREADS:,} or None, got {threads:,}")
     directory = resolve(path)
     config = ModelConfig.load(directory)
     with torch.device("meta"):

@@ -49,6 +49,6 @@ def padded_rows(config: ModelConfig, rows: int) -> int:
 
 def padded_row_counts(config: ModelConfig, max_rows: int) -> Sequence[int]:
     """Return the row counts worth running before the first request: as `row_counts`, and each that is padded up to."""
-    padded = {padded_rows(config, rows) for rows in range(READY_ROWS + 1, max_rows + 1)}
-    cheap = {rows for rows in padded if rows * config.flops_per_row <= READY_FLOPS}
+    most = min(max_rows, READY_FLOPS // config.flops_per_row)
+    cheap = {padded_rows(config, rows) for rows in range(READY_ROWS + 1, most + 1)}
     return sorted(cheap.union(padded_rows(config, rows) for rows in row_counts(config, max_rows)))

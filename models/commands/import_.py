@@ -1,8 +1,8 @@
 """Turns the feed-forward blocks of a Hugging Face model directory into a model directory."""
 
 import argparse
-from pathlib import Path
 
+from kernels.flags import path
 from kernels.progress import Progress
 from models import weights
 from models.architectures import ARCHITECTURES
@@ -13,7 +13,7 @@ from models.errors import ImportSourceError
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = f"{__doc__} A model_type is one of {', '.join(ARCHITECTURES)}."
-    parser.add_argument("source", type=Path, metavar="SRC", help="directory with config.json and model.safetensors")
+    parser.add_argument("source", type=path, metavar="SRC", help="directory with config.json and model.safetensors")
     model_directory.add_arguments(parser)
     model_directory.add_name(parser)
     parser.add_argument("--layers", type=layers, default=(None, None), metavar="A:B", help="A included, B not")

@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.flags import positive
+from kernels import output
+from kernels.flags import path, thread_count
 from kernels.progress import Progress
 from models.commands.flags import names
 from models.errors import InputError
@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
     parser.add_argument("--backends", type=names, default=["eager", "compiled", "fused"], metavar="A,B")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--threads", type=positive, help="default: as many as PyTorch takes")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and their conditions too")
+    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch takes")
+    parser.add_argument("--json", type=path, metavar="FILE", help="write the figures and their conditions too")
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +40,7 @@ def warm_engine(options: argparse.Namespace, dtype: str, max_rows: int) -> "Engi
     from models.engine import load_engine
 
     for name in ("json", "png", "trace"):
-        _refuse_where_no_file_can_be(name, getattr(options, name, None))
+        require_file(name, getattr(options, name, None))
     with Progress("loading") as progress:
         engine = load_engine(options.model, options.device, dtype, options.backends, options.threads, progress)
     require_available(engine)
@@ -60,21 +60,18 @@ def print_conditions(engine: "Engine", **changes: str | int) -> dict[str, Any]:
     return {**facts, "model": engine.config.to_dict()}
 
 
-def write(path: Path | None, document: dict[str, Any]) -> None:
+def write(file: Path | None, document: dict[str, Any]) -> None:
     """Write a document where a file was asked for."""
-    if path is not None:
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    if file is not None:
+        output.write(file, json.dumps(document, indent=1) + "\n")
 
 
-def _refuse_where_no_file_can_be(name: str, path: Path | None) -> None:
-    """Say so before a long measurement, not after it."""
-    if path is None:
-        return
-    if path.is_dir():
-        raise InputError(f"{name}: expected a file to write, got {path}, which is a directory")
-    if not path.parent.is_dir():
-        raise InputError(
-            f"{name}: expected a directory to write {path.name} to, got {path.parent}, which is none: make it"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise InputError(f"{name}: expected a file that may be written, got {path}, which may not")
+def require_file(name: str, file: Path | None) -> None:
+    """Say before a long measurement, not after it, that the file for `name` cannot be written.
+
+    Raises:
+        InputError: that is so.
+    """
+    reason = None if file is None else output.no_file_reason(file)
+    if reason is not None:
+        raise InputError(f"{name}: {reason}")

@@ -6,6 +6,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernels.flags import path
+from kernels.output import no_directory_reason
 from models import weights
 from models.config import CONFIG_FILE, ModelConfig
 from models.errors import ModelError
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add OUT and --overwrite."""
-    parser.add_argument("out", type=Path, metavar="OUT", help="the new directory")
+    parser.add_argument("out", type=path, metavar="OUT", help="the new directory")
     parser.add_argument("--overwrite", action="store_true", help="replace the model that OUT holds")
 
 
@@ -35,8 +37,11 @@ def refuse_a_model(options: argparse.Namespace) -> None:
     """Do nothing where the directory may be written.
 
     Raises:
-        ModelError: it holds a model, and --overwrite was not given.
+        ModelError: it is none or cannot be written, or it holds a model, and --overwrite was not given.
     """
+    reason = no_directory_reason(options.out)
+    if reason is not None:
+        raise ModelError(f"OUT: {reason}")
     for file in (CONFIG_FILE, WEIGHTS_FILE):
         if not options.overwrite and (options.out / file).exists():
             raise ModelError(

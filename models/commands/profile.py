@@ -4,9 +4,8 @@ import argparse
 import os
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 
-from kernels.flags import positive
+from kernels.flags import path, positive
 from kernels.progress import Progress
 from models.commands import measuring
 
@@ -17,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_arguments(parser)
     measuring.add_dtype(parser)
     parser.add_argument("--rows", type=positive, default=64, metavar="N", help="default: 64")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="draw the times (needs matplotlib)")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write traces for Perfetto, one a backend")
+    parser.add_argument("--png", type=path, metavar="FILE", help="draw the times (needs matplotlib)")
+    parser.add_argument("--trace", type=path, metavar="FILE", help="write traces for Perfetto, one a backend")
 
 
 def run(options: argparse.Namespace) -> None:

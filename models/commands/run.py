@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernels.flags import positive
+from kernels import output
+from kernels.flags import path, thread_count
 from kernels.progress import Progress
+from models.commands.measuring import require_file
 from models.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,15 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="eager", help="eager, compiled or fused; default: eager")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
-    parser.add_argument("--threads", type=positive, help="default: as many as PyTorch takes")
-    parser.add_argument("--input", type=Path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
-    parser.add_argument("--output", type=Path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
+    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch takes")
+    parser.add_argument("--input", type=path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
+    parser.add_argument("--output", type=path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
 
 
 def run(options: argparse.Namespace) -> None:
     """Run them."""
     from models.engine import load_engine
 
+    require_file("output", options.output)
     rows = read_rows(options.input)
     with Progress("loading") as progress:
         engine = load_engine(
@@ -50,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     elif options.output.suffix == ".npy":
         np.save(options.output, result)
     else:
-        options.output.write_text(to_json(result) + "\n", encoding="utf-8")
+        output.write(options.output, to_json(result) + "\n")
 
 
 def read_rows(path: Path | None) -> "Tensor":

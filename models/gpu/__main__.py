@@ -1,6 +1,5 @@
 """The command line: ``python -m models.gpu``."""
 
-import argparse
 import sys
 import tempfile
 import time
@@ -8,7 +7,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from kernels.flags import Parser, path
+from kernels.names import DTYPE_NAMES
+from kernels.output import no_directory_reason
 from models import gpu
+from models.commands.flags import finite
 from models.gpu import steps
 from models.gpu.page import markdown
 from models.gpu.plan import PLANS, Plan, write_model
@@ -23,14 +26,12 @@ DEFAULT_DTYPE = "bfloat16"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the steps and return the exit status: 0, 1 where a step is not done, or 2 with one line on stderr."""
-    parser = argparse.ArgumentParser(
-        prog="python -m models.gpu", description=(gpu.__doc__ or "").partition(":")[0] + "."
-    )
+    parser = Parser(prog="python -m models.gpu", description=(gpu.__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run of tiny shapes")
-    parser.add_argument("--dtype", default=DEFAULT_DTYPE, help=f"default: {DEFAULT_DTYPE}")
-    parser.add_argument("--out", type=Path, help=f"where results go; default: {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--dtype", choices=DTYPE_NAMES, default=DEFAULT_DTYPE, help=f"default: {DEFAULT_DTYPE}")
+    parser.add_argument("--out", type=path, help=f"where results go; default: {RESULTS.relative_to(ROOT)}")
     parser.add_argument(
-        "--budget-s", type=float, default=BUDGET_S, help="it ends after so many seconds, default: %(default)g"
+        "--budget-s", type=finite, default=BUDGET_S, help="it ends after so many seconds, default: %(default)g"
     )
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cpu" and options.out is None:
         return refuse("--out: expected a directory with --device cpu, whose figures are none of a GPU's, got none")
     out: Path = RESULTS if options.out is None else options.out
+    reason = no_directory_reason(out)
+    if reason is not None:
+        return refuse(f"--out: {reason}")
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out, start + options.budget_s)
     measure(report, PLANS[options.device], options.device, options.dtype)

@@ -102,4 +102,4 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     assert main(["roof", "--json", str(tmp_path / "nodir" / "x.json")]) == 2
     sentence = capsys.readouterr().err
     assert sentence.count("\n") == 1
-    assert f"--json: expected a directory that is there, got {tmp_path / 'nodir'}" in sentence
+    assert f"--json: expected a directory to write x.json to, got {tmp_path / 'nodir'}" in sentence

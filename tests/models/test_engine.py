@@ -141,6 +141,7 @@ def test_an_unknown_backend_is_refused_at_load(directory: Path, names: tuple[str
         ({"device": "cuda:99"}, "device: expected cpu or one of the .* CUDA devices"),
         ({"threads": 0}, "threads: expected a positive integer or None, got 0"),
         ({"threads": True}, "threads: expected a positive integer or None, got True"),
+        ({"threads": 10**14}, "threads: expected at most 1,024 or None, got 100,000,000,000,000"),
     ],
     ids=str,
 )  # fmt: skip

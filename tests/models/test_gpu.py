@@ -44,6 +44,12 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
 def test_figures_of_a_cpu_are_not_put_among_those_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     assert script.main(["--device", "cpu"]) == 2
     assert "--out: expected a directory with --device cpu" in capsys.readouterr().err
+    assert script.main(["--device", "cpu", "--out", "/dev/null"]) == 2
+    assert "--out: expected a directory to write to, got /dev/null, which is a file" in capsys.readouterr().err
+    for flag in ("--out", "--dtype"):
+        with pytest.raises(SystemExit, match="2"):
+            script.main(["--device", "cpu", flag, ""])
+        assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.fixture

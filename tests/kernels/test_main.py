@@ -1,0 +1,51 @@
+"""What holds for every command of the kernels: a mistake is one line, told before any work."""
+
+from pathlib import Path
+
+import pytest
+
+from kernels.__main__ import main
+
+WIDTHS = ("--widths", "4x4", "--rows", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("check", "--json", ""), "argument --json: expected a path, got ''"),
+        (("check", "--json", "DIR"), "--json: expected a file to write, got DIR, which is a directory"),
+        (("check", "--json", "FILE/x"), "--json: expected a directory to write x to, got FILE, which is none: make it"),
+        (("aot", "--cache", ""), "argument --cache: expected a path, got ''"),
+        (("aot", "--out", ""), "argument --out: expected a path, got ''"),
+        (("aot", "--out", "FILE"), "--out: expected a directory to write to, got FILE, which is a file"),
+        (("aot", "--cache", "FILE/x"), "--cache: expected a directory to write to, got FILE/x, and "),
+        (("aot", "--markdown", "DIR"), "--markdown: expected a file to write, got DIR, which is a directory"),
+        (("aot", "--markdown", "none/x"), "--markdown: expected a directory to write x to, got none, which is none"),
+        (("bench", "--json", "DIR"), "--json: expected a file to write, got DIR, which is a directory"),
+        (("bench", "--rows", ""), "argument --rows: expected a positive integer, got ''"),
+        (("roof", "--threads", "99999999999999"), "expected at most 1,024 threads, got 99,999,999,999,999"),
+        (("tune", *WIDTHS, "--json", "DIR"), "--json: expected a file to write, got DIR, which is a directory"),
+        (("tune", *WIDTHS, "--seconds", "0"), "argument --seconds: expected a positive integer, got '0'"),
+    ],
+    ids=lambda it: " ".join(it) if isinstance(it, tuple) else "",
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_status_2(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("DIR").mkdir()
+    Path("FILE").touch()
+    try:
+        status = main(arguments)
+    except SystemExit as stop:
+        status = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert (status, captured.out) == (2, "")
+    assert captured.err.count("\n") == 1
+    assert captured.err.startswith(f"python -m kernels {arguments[0]}: error: ")
+    assert sentence in captured.err
+    assert sorted(it.name for it in tmp_path.iterdir()) == ["DIR", "FILE"]
