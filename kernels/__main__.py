@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from kernels import output
+from kernels import interruption, output
 from kernels.flags import Parser, path, positive, thread_count
 from kernels.names import DTYPE_NAMES, OPS
 
@@ -26,13 +26,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _require_writable(options)
         status: int = options.run(options)
-    except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except (RuntimeError, TypeError, ValueError) as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if interruption.is_cause(error):
+            print(f"{parser.prog} {options.command}: interrupted", file=sys.stderr)
+            return 130
+        if not isinstance(error, OSError | RuntimeError | TypeError | ValueError):
+            raise
         sentence = str(error)
-    except KeyboardInterrupt:
-        print(f"{parser.prog} {options.command}: interrupted", file=sys.stderr)
-        return 130
+        if isinstance(error, OSError) and error.filename:
+            sentence = f"{error.filename}: {error.strerror}"
     else:
         return status
     print(f"{parser.prog} {options.command}: error: {sentence}", file=sys.stderr)
@@ -293,4 +295,7 @@ def _width(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interruption.handle()
+    status = main()
+    interruption.ignore()
+    sys.exit(status)

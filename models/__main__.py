@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from keyword import iskeyword
 
+from kernels import interruption
 from kernels.flags import Parser
 from models.errors import MLPError
 
@@ -45,13 +46,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         module.run(options)
-    except MLPError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if interruption.is_cause(error):
+            print(f"{parser.prog} {name}: interrupted", file=sys.stderr)
+            return 130
+        if not isinstance(error, MLPError | OSError):
+            raise
         sentence = str(error)
-    except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    except KeyboardInterrupt:
-        print(f"{parser.prog} {name}: interrupted", file=sys.stderr)
-        return 130
+        if isinstance(error, OSError) and error.filename:
+            sentence = f"{error.filename}: {error.strerror}"
     else:
         return 0
     print(f"{parser.prog} {name}: error: {sentence}", file=sys.stderr)
@@ -65,4 +68,7 @@ def module_name(command: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interruption.handle()
+    status = main()
+    interruption.ignore()
+    sys.exit(status)

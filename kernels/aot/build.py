@@ -58,14 +58,23 @@ def compile_all(wanted: Sequence[Case], cache_dir: Path, jobs: int | None = None
     if total:
         with Progress("aot", total) as progress, tempfile.TemporaryDirectory() as scratch:
             failures: list[Exception] = []
+            processes: list[subprocess.Popen[str]] = []
             workers = [
-                threading.Thread(target=_compile_each, args=(missing, found, cache_dir, scratch, progress, failures))
+                threading.Thread(
+                    target=_compile_each, args=(missing, found, cache_dir, scratch, progress, failures, processes)
+                )
                 for _ in range(min(total, jobs or len(os.sched_getaffinity(0))))
             ]
-            for worker in workers:
-                worker.start()
-            for worker in workers:
-                worker.join()
+            try:
+                for worker in workers:
+                    worker.start()
+                for worker in workers:
+                    worker.join()
+            except BaseException as error:  # an interrupt, which only this thread sees
+                failures.append(RuntimeError(f"aot: {type(error).__name__}"))
+                for process in processes:
+                    process.kill()
+                raise
         if failures:
             raise failures[0]
     return [found[case] for case in wanted]
@@ -98,6 +107,7 @@ def _compile_each(
     scratch: str,
     progress: Progress,
     failures: list[Exception],
+    processes: "list[subprocess.Popen[str]]",
 ) -> None:
     """Feed one compiling process until nothing is missing; what goes wrong, here or in another, ends it."""
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -107,6 +117,7 @@ def _compile_each(
     at = "its start"
     try:
         with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=PACKAGE.parent, env=env) as process:
+            processes.append(process)
             assert process.stdin is not None  # noqa: S101  # both are pipes
             assert process.stdout is not None  # noqa: S101
             while not failures:

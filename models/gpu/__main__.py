@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from kernels import interruption
 from kernels.flags import Parser, path
 from kernels.names import DTYPE_NAMES
 from kernels.output import no_directory_reason
@@ -25,7 +26,7 @@ DEFAULT_DTYPE = "bfloat16"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the steps and return the exit status: 0, 1 where a step is not done, or 2 with one line on stderr."""
+    """Run the steps and return the exit status: 0, 1 where a step is not done, or 2 or 130 with one line on stderr."""
     parser = Parser(prog="python -m models.gpu", description=(gpu.__doc__ or "").partition(":")[0] + ".")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run of tiny shapes")
     parser.add_argument("--dtype", choices=DTYPE_NAMES, default=DEFAULT_DTYPE, help=f"default: {DEFAULT_DTYPE}")
@@ -51,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return refuse(f"--out: {reason}")
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out, start + options.budget_s)
-    measure(report, PLANS[options.device], options.device, options.dtype)
+    try:
+        measure(report, PLANS[options.device], options.device, options.dtype)
+    except KeyboardInterrupt:
+        print(f"{parser.prog}: interrupted", file=sys.stderr)
+        return 130
     return 0 if all(step["state"] == "done" for step in report.steps) else 1
 
 
@@ -91,4 +96,7 @@ def measure(report: Report, plan: Plan, device: str, dtype: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    interruption.handle()
+    status = main()
+    interruption.ignore()
+    sys.exit(status)
