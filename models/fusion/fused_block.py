@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._C._functorch import maybe_current_level
 from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from models.errors import BackendError
 from models.fusion.eligibility import activation_of, unfit_reason
@@ -81,7 +82,7 @@ class Fusion:
 
     def is_for(self, block: nn.Module, inputs: Iterable[Any]) -> bool:
         """Tell whether the fused form gives what is asked for; else the block's own forward has to run."""
-        is_asked = block.training
+        is_asked = block.training or bool(_global_forward_hooks or _global_forward_pre_hooks)
         tensors = list(inputs)
         for child in block._modules.values():
             if child is not None:

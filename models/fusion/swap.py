@@ -23,13 +23,14 @@ def fuse(module: nn.Module) -> FuseReport:
     On a CPU the activation, the gate and BERT's residual become oneDNN post-ops, on packed copies of the matrices; on a
     GPU they are Triton kernels on the weights as they are. Copies follow the weights: one that was changed in place, by
     ``load_state_dict`` for one, is packed anew at the next call. (PyTorch counts no changes in place that are made
-    through ``.data``, or to a model that was made under ``inference_mode``: on a CPU they are not seen before the model
-    is given back by `unfuse` and fused again.)
+    through ``.data`` or NumPy, or to a model that was made under ``inference_mode``: on a CPU they are not seen before
+    the model is given back by `unfuse` and fused again.)
 
     Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
     mode, autocast, a gradient that is asked for, the transforms of ``torch.func``, forward-mode differentiation,
-    tracing by ``torch.jit`` or ``torch.fx``, a hook on an inner layer or a forward of its own, a call with fewer or
-    more arguments than the forward has parameters), the block's own forward runs, with one warning a block.
+    tracing by ``torch.jit`` or ``torch.fx``, a hook on an inner layer, one for all modules included, or a forward of
+    its own, a call with fewer or more arguments than the forward has parameters), the block's own forward runs, with
+    one warning a block.
     ``torch.compile`` takes fused blocks as one operator each; where it traces a block of which one of these is so, it
     takes the block's own forward, and no warning is given; so does ``torch.export`` of every block.
     ``torch.jit.script`` takes no fused block. A copy or a pickle of a fused model is one that is not fused.

@@ -7,12 +7,14 @@ import itertools
 import pickle
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, from_numpy, nn
 from torch.autograd import forward_ad
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from models import fuse, unfuse
 from models.errors import BackendError
@@ -337,6 +339,21 @@ def test_a_trace_is_of_the_own_forward(block: nn.Module) -> None:
     with pytest.warns(RuntimeWarning, match=r"traced by torch\.jit"):
         traced = torch.jit.trace(block, rows(), check_trace=False)  # type: ignore[no-untyped-call]
     assert torch.equal(traced(rows()), y)
+
+
+@pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
+def test_a_hook_on_all_modules_is_met_by_the_inner_layers(block: nn.Module, register: Callable[..., Any]) -> None:
+    fuse(block)
+    y = block(rows())
+    seen: set[nn.Module] = set()
+    handle = register(lambda module, *_: seen.add(module))
+    try:
+        with pytest.warns(RuntimeWarning, match="has an inner layer with a hook"):
+            block(rows())
+    finally:
+        handle.remove()
+    assert {it for it in block.modules() if isinstance(it, nn.Linear)} <= seen
+    assert torch.equal(block(rows()), y)
 
 
 def test_a_symbolic_trace_is_of_the_own_forward(block: nn.Module) -> None:
