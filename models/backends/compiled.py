@@ -15,6 +15,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.onednn import PACKING_ROWS
@@ -57,13 +58,10 @@ class CompiledOnCPU(Padded):
         # A tensor of our own: compiled code is bound to strides, to the type and to whether autograd could see it, and
         # the caller's may differ in each.
         rows = x.shape[0]
-        padded = self.padded_rows(rows)
-        own = torch.empty(padded, x.shape[1], dtype=x.dtype)
-        if padded == rows:
-            return self._run(own.copy_(x))
-        own[:rows] = x
-        own[rows:] = 0
-        return self._run(own)[:rows]
+        padding = self.padded_rows(rows) - rows
+        if padding:
+            return self._run(F.pad(x, (0, 0, 0, padding)))[:rows]
+        return self._run(torch.empty(x.shape, dtype=x.dtype).copy_(x))
 
 
 class CompiledOnCUDA(Bucketed):
