@@ -24,6 +24,8 @@ from kernels.aot.table import Compiled
 from kernels.aot.targets import ARCHS
 from kernels.progress import Progress
 
+WAKING_S = 0.1
+
 
 def default_cache() -> Path:
     """Return the folder where compiled cases are kept: ``$XDG_CACHE_HOME``, else ``~/.cache``, and below it."""
@@ -68,16 +70,23 @@ def compile_all(wanted: Sequence[Case], cache_dir: Path, jobs: int | None = None
             try:
                 for worker in workers:
                     worker.start()
-                for worker in workers:
-                    worker.join()
+                _await(workers)
             except BaseException as error:  # an interrupt, which only this thread sees
                 failures.append(RuntimeError(f"aot: {type(error).__name__}"))
                 for process in processes:
                     process.kill()
+                _await(workers)
                 raise
         if failures:
             raise failures[0]
     return [found[case] for case in wanted]
+
+
+def _await(workers: Sequence[threading.Thread]) -> None:
+    """Wait for those that were started, waking up: an interrupt that another thread receives does not end a wait."""
+    for worker in workers:
+        while worker.is_alive():
+            worker.join(WAKING_S)
 
 
 def _key(case: Case) -> str:

@@ -48,7 +48,8 @@ def test_ctrl_c_ends_the_processes_that_compile_as_well(tmp_path: Path) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, "")
     assert err.splitlines()[-1] == "python -m kernels aot: interrupted"
-    assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+    places = [Path(f"/proc/{pid}/cmdline") for pid in children]
+    assert not any(place.exists() and place.read_bytes() for place in places)  # empty: ended, and not yet waited for
 
 
 def printed(program: str) -> str:
