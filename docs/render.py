@@ -420,13 +420,13 @@ def route_table(operation: dict[str, Any], document: dict[str, Any]) -> list[str
     for parameter in operation.get("parameters", []):
         schema = parameter["schema"]
         meaning = parameter.get("description") or " or ".join(schema["enum"])
-        rows.append(("path", f"`{parameter['name']}`", type_of(schema), meaning))
-    if "requestBody" in operation:
-        schema = operation["requestBody"]["content"]["application/json"]["schema"]
-        rows += [("body", *row) for row in fields(schema, document)]
-    for media_type, reply in operation["responses"]["200"]["content"].items():
-        found = fields(reply["schema"], document)
-        rows += [("reply", *row) for row in found] or [("reply", "the whole", f"`{media_type}`", "not in fields")]
+        mark = "`" if parameter["required"] else "*"
+        rows.append((parameter["in"], f"{mark}{parameter['name']}{mark}", type_of(schema), meaning))
+    for where, described in (("body", operation.get("requestBody", {})), ("reply", operation["responses"]["200"])):
+        for media_type, each in described.get("content", {}).items():
+            found = fields(each["schema"], document)
+            whole = ("the whole", f"`{media_type}`", each["schema"].get("description", "not in fields"))
+            rows += [(where, *row) for row in found or [whole]]
     return ["| in | field | type | meaning |", "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
 
 

@@ -97,11 +97,27 @@ def complete(document: dict[str, Any]) -> dict[str, Any]:
     infer |= operation(
         "Run the model on one tensor", "Open Inference Protocol", openinference.InferBody, openinference.InferReply
     )
+    add_binary(infer)
     for path in paths.values():
         for route in path.values():
             route["responses"].pop("422", None)
             route["responses"]["default"] = content(schemas.ErrorReply) | {"description": "Every error"}
     return document
+
+
+def add_binary(infer: dict[str, Any]) -> None:
+    """Say that the tensors of a request and of its reply may be bytes behind the JSON."""
+    length = {
+        "name": "Inference-Header-Content-Length",
+        "in": "header",
+        "required": False,
+        "schema": {"type": "integer", "minimum": 1},
+        "description": "the bytes of the JSON in front of a binary tensor; left out: the body is JSON alone",
+    }
+    whole = {"type": "string", "format": "binary", "description": "the JSON, then the bytes of each binary tensor"}
+    infer["parameters"] = [*infer.get("parameters", []), length]
+    for body in (infer["requestBody"], infer["responses"]["200"]):
+        body["content"]["application/octet-stream"] = {"schema": whole}
 
 
 def guard(document: dict[str, Any]) -> None:

@@ -214,6 +214,14 @@ def test_the_openapi_document_shows_every_route_and_the_form_of_errors(client: h
         assert reference in document["components"]["schemas"]
 
 
+def test_the_openapi_document_tells_of_binary_tensors_both_ways(client: httpx.Client) -> None:
+    infer = client.get("/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]
+    for body in (infer["requestBody"], infer["responses"]["200"]):
+        assert set(body["content"]) == {"application/json", "application/octet-stream"}
+    (header,) = [each for each in infer["parameters"] if each["in"] == "header"]
+    assert (header["name"], header["required"]) == ("Inference-Header-Content-Length", False)
+
+
 def test_the_hosts_own_pages_do_not_show_through(client: httpx.Client) -> None:
     assert client.get("/info").status_code == 404
 
