@@ -1,6 +1,7 @@
 """A key that comes twice in a JSON body."""
 
 import json
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -81,3 +82,18 @@ def test_deep_nesting_does_no_harm() -> None:
     body = b'{"a":' * 1000 + b'{"b":1,"b":2}' + b"}" * 1000
     with pytest.raises(BadRequestError, match="'b': expected once, got twice"):
         parse_json(body)
+
+
+@pytest.mark.parametrize(
+    "text", [b"\\n" * 200_000, b"\\n-" * 200_000, b"-" * 400_000], ids=["escapes", "mixed", "plain"]
+)
+def test_looking_through_a_long_string_takes_no_more_memory_than_the_string(text: bytes) -> None:
+    body = b'{"inputs": [1, 2, 3], "id": "\\"%b"}' % text
+    document = orjson.loads(body)
+    tracemalloc.start()
+    try:
+        assert duplicate(body, document) is None
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 2 * len(body)
