@@ -9,11 +9,14 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves it
             signal.signal(number, lambda *_: sys.exit(0))  # until the server is there to end in order
-    from models.config import ModelConfig  # only now: one that comes while these load is no traceback either
+    from service import logs  # only now: one that comes while these load is no traceback either
+
+    logs.open_stderr()
+    from models.config import ModelConfig
     from models.directory import resolve
     from models.errors import MLPError
     from models.weights import check
-    from service import logs, settings
+    from service import settings
 
     try:
         chosen = settings.load(arguments)

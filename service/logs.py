@@ -2,11 +2,15 @@
 
 import io
 import logging
+import os
 import sys
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from pythonjsonlogger.orjson import OrjsonFormatter
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 REQUESTS = logging.getLogger("service.requests")
 START = logging.getLogger("service.start")
@@ -20,6 +24,35 @@ class JSONFormatter(OrjsonFormatter):
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802
         """Return the record's time as ISO 8601 has it, with the zone."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+
+class DroppingFile(io.FileIO):
+    """A file that leaves out what it cannot write: its disk is full, its pipe is too, or nobody reads that any more."""
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write what can be written now, and take the rest for written where that fails."""
+        size = memoryview(data).nbytes
+        try:
+            written: int | None = super().write(data)
+        except OSError:
+            return size
+        return size if written is None else written
+
+
+def open_stderr() -> None:
+    """Let nothing in this process fail for a line that cannot be written: who calls the server is served all the same.
+
+    A standard stream that is closed is opened on nothing, here and for the processes that this one starts: a file or a
+    socket that gets its number is sent whatever libraries write to stderr.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free
+    file = io.BufferedWriter(DroppingFile(2, "w", closefd=False))
+    encoding = sys.stderr.encoding if sys.stderr else "utf-8"  # None where it was closed
+    sys.stderr = io.TextIOWrapper(file, encoding, "backslashreplace", line_buffering=True)
 
 
 class LogStream(io.TextIOBase):

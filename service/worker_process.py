@@ -66,6 +66,7 @@ class EngineAPI(ls.LitAPI):  # type: ignore[misc]
         """Arrive in a worker, where this is the first of this project's code that runs."""
         self.__dict__.update(state)
         begin_worker(self.plan.server_pid)
+        logs.open_stderr()
 
     def setup(self, device: str) -> None:
         """Load the engine; what prevents it ends the process with one line on stderr."""

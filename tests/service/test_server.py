@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -144,6 +145,29 @@ def test_a_screen_that_nobody_reads_keeps_no_server_from_serving_nor_from_its_en
         finally:
             server.kill()
     assert "Traceback" not in log.read_text()
+
+
+class UnheardServer(RunningServer):
+    """A server whose stderr goes where the shell is told by STDERR; its log holds what it writes to stdout."""
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        return ["sh", "-c", 'eval "exec \\"\\$@\\" $STDERR"', "sh", *super().command(arguments)]
+
+
+@pytest.mark.parametrize("stderr", ["2>/dev/full", "2>&-"])
+def test_a_stderr_that_takes_nothing_keeps_no_server_from_serving_nor_its_workers_from_being_restarted(
+    tmp_path: Path, tiny_model: Path, stderr: str
+) -> None:
+    server = UnheardServer(tmp_path / "log", "--model", str(tiny_model), *EAGER, "--log-requests", STDERR=stderr)
+    try:
+        server.wait_ready()
+        os.kill(server.pid_of("worker"), signal.SIGKILL)
+        server.wait_until(lambda: server.metric("mlp_worker_restarts_total") == 1)
+        server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+        assert server.post("/predict", json={"inputs": [0.5] * 8}).status_code == 200
+        assert server.stop() == 0
+    finally:
+        server.end()
 
 
 def test_a_watch_that_fails_ends_the_server_with_its_reason(tiny_model: Path) -> None:
