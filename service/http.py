@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from service import page
 from service.errors import MethodNotAllowedError, TooLargeError, clipped, code_of
-from service.inference import Headers, Inference, Operation, declared_length, logged_reply, request_id_of
+from service.inference import Headers, Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
 
@@ -43,7 +43,7 @@ class Front:
             return
         started_ns = time.monotonic_ns()
         path: str = scope["path"]
-        headers: Headers = dict(scope["headers"])
+        headers = headers_of(scope["headers"])
         request_id = request_id_of(headers)
         response = Response(send, request_id, self._inference.dispatcher.state, is_unread=b"expect" in headers)
         operation = self._inference.operation(path)
@@ -51,7 +51,7 @@ class Front:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
             if operation is None:
-                inner = {**scope, REQUEST_ID: request_id}
+                inner = {**scope, "headers": list(headers.items()), REQUEST_ID: request_id}
                 if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out
                     inner["method"] = "GET"
                 await self._app(inner, bounded(receive, self._inference.options.max_body_bytes), response.forward)

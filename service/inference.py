@@ -10,7 +10,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from random import getrandbits
@@ -372,6 +372,22 @@ def logged_reply(error: Exception, request_id: bytes) -> Reply:
         name = request_id.decode("latin-1")
         log.error("request %s failed", name, exc_info=error, extra={"request_id": name})
     return error_reply(error)
+
+
+def headers_of(lines: Sequence[tuple[bytes, bytes]]) -> Headers:
+    """Return headers by name, of which one that came several times has all its values, in order, with commas between.
+
+    So one of two that say different things is never taken for the only one: no rule that takes one value takes several.
+
+    Source: RFC 9110, section 5.2.
+    """
+    headers = dict(lines)
+    if len(headers) == len(lines):
+        return headers
+    values: dict[bytes, list[bytes]] = {name: [] for name in headers}
+    for name, value in lines:
+        values[name].append(value)
+    return {name: b", ".join(each) for name, each in values.items()}
 
 
 def declared_length(headers: Headers) -> int:

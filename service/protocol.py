@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import DrainingError, OverloadedError
 from service.exchange import Exchange, Head, Heads
-from service.inference import Inference, Operation, declared_length, logged_reply, request_id_of
+from service.inference import Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
 from service.settings import Settings
@@ -266,7 +266,7 @@ class Protocol(HttpToolsProtocol):
             return
         operation = self.inference.targets.get(self.url)
         if operation is not None and self.parser.get_method() == b"POST":
-            headers = dict(self.headers)
+            headers = headers_of(self.headers)
             if self._is_usual(headers) and self._is_free():
                 head = self._head(operation, headers)
                 if self._head_data:
@@ -287,7 +287,7 @@ class Protocol(HttpToolsProtocol):
         sentence = f"the server has its {self.max_connections} connections; try again later"
         self._failure = refusal(sentence)
         error = OverloadedError(sentence)
-        headers = dict(self.headers)
+        headers = headers_of(self.headers)
         request_id = request_id_of(headers)
         operation = self.inference.targets.get(self.url)
         if operation is None:
@@ -450,7 +450,7 @@ class Protocol(HttpToolsProtocol):
 
     def _fail(self, error: Exception) -> None:
         """Answer a request that could not be read by a fault of ours with 500, and log the fault."""
-        request_id = request_id_of(dict(self.headers))
+        request_id = request_id_of(headers_of(self.headers))
         reply = logged_reply(error, request_id)
         head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
         self._end(head + reply.body)

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.inference import headers_of
 from tests.service.exposition import value
 from tests.service.running_server import ROOT, RunningServer, Start, talk
 
@@ -242,6 +243,44 @@ def request_bytes(*headers: str) -> bytes:
     return "\r\n".join([*lines, *headers]).encode() + b"\r\n\r\n" + body
 
 
+@pytest.mark.parametrize("path", ["/predict", "/compare"])
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize(
+    ("twice", "shown"),
+    [
+        (("content-encoding: gzip", "content-encoding: identity"), "gzip, identity"),
+        (("content-encoding: identity", "content-encoding: gzip"), "identity, gzip"),
+        (("content-type: application/json", "content-type: text/plain"), "application/json, text/plain"),
+        (("content-type: text/plain", "content-type: application/json"), "text/plain, application/json"),
+    ],
+)
+def test_no_line_of_a_header_that_comes_twice_is_taken_for_the_only_one(
+    server: RunningServer, path: str, is_chunked: bool, twice: tuple[str, str], shown: str
+) -> None:
+    body = json.dumps({"inputs": GOOD}).encode()
+    length = "transfer-encoding: chunked" if is_chunked else f"content-length: {len(body)}"
+    content = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if is_chunked else body
+    head = "\r\n".join([f"POST {path} HTTP/1.1", "host: x", "connection: close", length, *twice])
+    reply = talk(server.port, head.encode() + b"\r\n\r\n" + content)
+    assert reply.startswith(b"HTTP/1.1 415")
+    assert f"got '{shown}'".encode() in reply
+
+
+@pytest.mark.parametrize(
+    ("lines", "headers"),
+    [
+        ([], {}),
+        ([(b"a", b"1"), (b"b", b"2")], {b"a": b"1", b"b": b"2"}),
+        ([(b"a", b"1"), (b"b", b"2"), (b"a", b"1"), (b"a", b"3")], {b"a": b"1, 1, 3", b"b": b"2"}),
+    ],
+    ids=len,
+)
+def test_the_values_of_a_header_that_comes_several_times_are_joined_in_their_order(
+    lines: list[tuple[bytes, bytes]], headers: dict[bytes, bytes]
+) -> None:
+    assert headers_of(lines) == headers
+
+
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
 def test_an_offer_to_upgrade_is_ignored_and_the_body_read(server: RunningServer, upgrade: str) -> None:
     reply = talk(server.port, request_bytes(f"Upgrade: {upgrade}", "Connection: Upgrade, close"))
@@ -375,9 +414,15 @@ def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Sta
             "/health",
         }
         assert routes["/predict"] is None  # as the whole document
-    for key in (b"X-API-Key:\thush-hush \t", b"Authorization: Bearer hush-hush ", b"x-api-key:hush-hush"):
+    for status, key in (
+        (b"200", b"X-API-Key:\thush-hush \t"),
+        (b"200", b"Authorization: Bearer hush-hush "),
+        (b"200", b"x-api-key:hush-hush"),
+        (b"401", b"x-api-key: hush\r\nx-api-key: hush-hush"),
+        (b"401", b"x-api-key: hush-hush\r\nx-api-key: hush"),
+    ):
         told = talk(guarded.port, b"GET /model HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + key + b"\r\n\r\n")
-        assert told.startswith(b"HTTP/1.1 200 "), told
+        assert told.startswith(b"HTTP/1.1 %b " % status), told
     assert "hush-hush" not in guarded.output
 
 
