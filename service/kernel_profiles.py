@@ -5,6 +5,8 @@ Traces lie in the server's private directory, under names that nobody can guess,
 """
 
 import asyncio
+import contextlib
+import logging
 import re
 import secrets
 from pathlib import Path
@@ -23,6 +25,8 @@ USUAL_ROWS = 64
 MAX_TRACES = 4
 MAX_TRACE_BYTES = 16 << 20  # each; beyond it a trace is not kept
 TRACE_NAME = re.compile(r"[0-9a-f]{32}")
+PART = ".tmp"  # what the profiler adds to the name while it writes
+log = logging.getLogger(__name__)
 
 
 class KernelProfiles:
@@ -60,7 +64,10 @@ class KernelProfiles:
                 made = await outcome_of(lambda deliver: self._dispatcher.profile(rows, backend, path, deliver), gone)
             is_kept = await asyncio.to_thread(self._keep, path)
         finally:
-            state.end_profile()
+            try:
+                await asyncio.to_thread(self._remove_old)  # one whose caller has gone may have left a trace too
+            finally:
+                state.end_profile()
         return json_content({**orjson.loads(made), "trace": f"/profile/{name}.json" if is_kept else None})
 
     async def trace(self, name: str) -> bytes:
@@ -77,15 +84,28 @@ class KernelProfiles:
         raise NotFoundError(f"no such trace; the last {MAX_TRACES} are kept, and POST /profile makes a new one")
 
     def _keep(self, path: Path) -> bool:
-        """Take out of a trace what concerns this host alone, and remove all but the last ones."""
-        is_kept = path.stat().st_size <= MAX_TRACE_BYTES
-        if is_kept:
+        """Take out of a trace what concerns this host alone; return False where there is none to download."""
+        try:
+            if path.stat().st_size > MAX_TRACE_BYTES:
+                return False
             document = orjson.loads(path.read_bytes())
             for field in ("traceName", "host_name"):
                 document.pop(field, None)
             path.write_bytes(orjson.dumps(document))
-        traces = sorted(self._directory.iterdir(), key=lambda trace: trace.stat().st_mtime_ns)
-        for index, trace in enumerate(reversed(traces)):
-            if index >= MAX_TRACES or trace.stat().st_size > MAX_TRACE_BYTES:
-                trace.unlink()
-        return is_kept
+        except (OSError, orjson.JSONDecodeError) as error:  # its disk is full, say, which the profiler tells nobody
+            log.warning("the trace of a profile could not be written, and it is answered without: %s", error)
+            for begun in (path, path.with_name(path.name + PART)):
+                begun.unlink(missing_ok=True)
+            return False
+        return True
+
+    def _remove_old(self) -> None:
+        """Remove all but the last traces, and those that are too large."""
+        traces = []
+        for trace in self._directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # one that a worker has just written to its end
+                found = trace.stat()
+                traces.append((found.st_mtime_ns, found.st_size, trace))
+        for index, (_, size, trace) in enumerate(sorted(traces, reverse=True)):
+            if index >= MAX_TRACES or size > MAX_TRACE_BYTES:
+                trace.unlink(missing_ok=True)

@@ -165,7 +165,9 @@ class ProfileReply(Body):
     operators: float = Field(description="how many a pass has")
     kernels: float = Field(description="how many a pass has; none on a CPU")
     lines: list[ProfileLine] = Field(description="one an operator or kernel")
-    trace: str | None = Field(description="where to download the last pass for ui.perfetto.dev; null: it is too large")
+    trace: str | None = Field(
+        description="where to download the last pass for ui.perfetto.dev; null: too large, or it could not be written"
+    )
 
 
 class ModelReply(Body):

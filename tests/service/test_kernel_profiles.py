@@ -2,8 +2,12 @@
 
 import os
 import re
+import resource
 import signal
+import socket
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +91,42 @@ def test_one_profile_runs_at_a_time_and_traces_are_few_whichever_process_answers
     statuses = [[server.get(trace).status_code for trace in traces] for _ in range(4)]
     assert statuses == [[404] * 2 + [200] * MAX_TRACES] * 4
     assert server.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A directory for servers' temporary files; that of a test is too long for the path of a socket."""
+    with tempfile.TemporaryDirectory() as place:
+        yield Path(place)
+
+
+def test_a_profile_whose_trace_cannot_be_written_is_answered_without_and_leaves_nothing(
+    place: Path, lend: Start
+) -> None:
+    server = lend(TMPDIR=str(place))
+    (traces,) = place.glob("fused-mlp-*/traces")
+    worker, usual = server.pid_of("worker"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, (4096, usual[1]))  # which fails writes as a full disk does
+    for _ in range(2):
+        reply = server.post("/profile", json={"rows": 4})
+        assert (reply.status_code, reply.json()["trace"]) == (200, None)
+        assert list(traces.iterdir()) == []
+    resource.prlimit(worker, resource.RLIMIT_FSIZE, usual)
+    assert server.get(server.post("/profile", json={"rows": 4}).json()["trace"]).status_code == 200
+    assert server.output.count("the trace of a profile could not be written") == 2
+    assert "Traceback" not in server.output
+
+
+def test_what_profiles_left_is_removed_too_where_the_next_ones_caller_leaves(place: Path, lend: Start) -> None:
+    server = lend(TMPDIR=str(place))
+    (traces,) = place.glob("fused-mlp-*/traces")
+    for number in range(2 * MAX_TRACES):
+        (traces / f"{number:032x}.json.tmp").touch()
+    with server.stopped("worker"):
+        with socket.create_connection(("127.0.0.1", server.port)) as leaving:
+            leaving.sendall(b"POST /profile HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
+            server.wait_until(lambda: server.metric("mlp_inflight_requests") == 1)
+        server.wait_until(lambda: len(list(traces.iterdir())) <= MAX_TRACES)
 
 
 def test_a_profile_needs_the_key_and_ends_with_its_worker(start: Start, tiny_model: Path) -> None:
