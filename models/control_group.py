@@ -58,7 +58,8 @@ def _groups(controller: str) -> Iterator[Path]:
     """
     memberships = ["0::/", f"0:{controller}:/"]
     with contextlib.suppress(OSError):
-        memberships += MEMBERSHIP.read_text().splitlines()
+        # A group's name may hold any bytes but a line's end.
+        memberships += os.fsdecode(MEMBERSHIP.read_bytes()).removesuffix("\n").split("\n")
     for membership in memberships:
         _, controllers, path = membership.split(":", 2)
         if controllers and controller not in controllers.split(","):

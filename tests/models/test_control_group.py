@@ -67,8 +67,10 @@ def test_the_limit_of_a_control_group_of_either_version_counts(
         ("3:memory:/a:b", {"memory/a:b/memory.limit_in_bytes": str(2**28)}, 4, 2**28),
         ("0::/a", {"b/cpu.max": "100000 100000", "b/memory.max": "1"}, 4, None),
         ("0::/../b", {"memory.max": str(2**28)}, 4, 2**28),
+        ("0::/a\x1c\u2028b\r", {"a\x1c\u2028b\r/memory.max": str(2**28)}, 4, 2**28),
+        ("0::/\udcff", {"\udcff/cpu.max": "100000 100000"}, 1, None),  # a byte that is no text
     ],
-    ids=str,
+    ids=ascii,
 )
 def test_the_least_limit_of_the_groups_that_a_process_is_in_counts(
     membership: str,
@@ -82,7 +84,7 @@ def test_the_least_limit_of_the_groups_that_a_process_is_in_counts(
     monkeypatch.setattr(control_group, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3})
     total = memory_bytes()  # where no membership is told
-    (tmp_path / "membership").write_text(f"{membership}\n")
+    (tmp_path / "membership").write_bytes(os.fsencode(f"{membership}\n"))
     for name, text in files.items():
         file = tmp_path / "groups" / name
         file.parent.mkdir(parents=True, exist_ok=True)
