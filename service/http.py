@@ -13,10 +13,11 @@ import time
 from starlette.requests import ClientDisconnect
 
 from service import page
-from service.errors import MethodNotAllowedError, TooLargeError, clipped, code_of
+from service.errors import MethodNotAllowedError, TooLargeError, UnsupportedMediaTypeError, clipped, code_of
 from service.inference import Headers, Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
 from service.reply import Reply
 from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
+from service.schemas import shortened
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"}) | page.PATHS
 DISCARD_BYTES = 256 << 20
@@ -50,6 +51,7 @@ class Front:
         try:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
+            require_plain_transfer(headers)
             if operation is None:
                 inner = {**scope, "headers": list(headers.items()), REQUEST_ID: request_id}
                 if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out
@@ -127,6 +129,22 @@ class Front:
                 raise TooLargeError(f"expected a body of at most {limit} bytes, got more")
             if not message.get("more_body"):
                 return body
+
+
+def require_plain_transfer(headers: Headers) -> None:
+    """Refuse a body that is packed for its way, which nothing here unpacks; that it comes in chunks is the parser's.
+
+    Source: RFC 9112, section 6.1.
+
+    Raises:
+        UnsupportedMediaTypeError: as its name says.
+    """
+    coding = headers.get(b"transfer-encoding", b"chunked")
+    if coding.lower() != b"chunked":
+        raise UnsupportedMediaTypeError(
+            f"transfer-encoding: expected chunked or none, got {shortened(coding.decode('latin-1'))}; tell what packs "
+            "the body in content-encoding"
+        )
 
 
 async def discard(receive: Receive) -> None:

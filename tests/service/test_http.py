@@ -266,6 +266,21 @@ def test_no_line_of_a_header_that_comes_twice_is_taken_for_the_only_one(
     assert f"got '{shown}'".encode() in reply
 
 
+@pytest.mark.parametrize("path", ["/predict", "/compare"])
+@pytest.mark.parametrize("codings", [("gzip, chunked",), ("gzip", "chunked")])
+def test_a_body_that_is_packed_for_its_way_is_refused_and_not_taken_for_a_plain_one(
+    server: RunningServer, path: str, codings: tuple[str, ...]
+) -> None:
+    body = json.dumps({"inputs": GOOD}).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: x", *(f"transfer-encoding: {coding}" for coding in codings)]
+    head = "\r\n".join([*lines, "content-type: application/json", "\r\n"]).encode()
+    last = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    reply = talk(server.port, head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) + last)
+    assert reply.startswith(b"HTTP/1.1 415")
+    assert b"transfer-encoding: expected chunked or none, got 'gzip, chunked'" in reply
+    assert reply.count(b"HTTP/1.1 200") == 1  # of the request behind it
+
+
 @pytest.mark.parametrize(
     ("lines", "headers"),
     [
