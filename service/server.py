@@ -82,7 +82,7 @@ class Server:
             threads=threads,
             backends=settings.backends,
             default_backend=settings.default_backend,
-            canaries=tuple(settings.canary_weights),
+            canaries=tuple(name for name, weight in settings.canary_weights.items() if weight),
             max_batch_rows=settings.batch_rows(self.device),
             spin_us=settings.spin_us,
             hold_share=settings.hold_share,

@@ -409,7 +409,8 @@ def test_a_default_or_canary_backend_that_cannot_run_ends_the_start_with_its_rea
 
 
 def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(start: Start, tiny_model: Path) -> None:
-    server = start("--model", str(tiny_model), PATH="/nonexistent", CXX="/opt/inner/bin/cxx").wait_ready()
+    no_share = ("--canary", "compiled=0")  # which it need not run for
+    server = start("--model", str(tiny_model), *no_share, PATH="/nonexistent", CXX="/opt/inner/bin/cxx").wait_ready()
     assert re.search(r"backend +compiled +unavailable: .*compiler and '/opt/inner/bin/cxx' does not run", server.output)
     asked = server.post("/predict/compiled", json={"inputs": [[0.5] * 8]})
     assert (asked.status_code, asked.json()["code"]) == (503, "backend_unavailable")
