@@ -60,6 +60,7 @@ class KernelProfiles:
         name = secrets.token_hex(16)
         path = self._directory / f"{name}.json"
         try:
+            self._directory.mkdir(exist_ok=True)  # one that is empty for long is cleaned away on some hosts
             async with departure(request) as gone:
                 made = await outcome_of(lambda deliver: self._dispatcher.profile(rows, backend, path, deliver), gone)
             is_kept = await asyncio.to_thread(self._keep, path)

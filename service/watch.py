@@ -152,6 +152,10 @@ class Watch(threading.Thread):
                 if process.exitcode == START_FAILED:
                     return "", START_FAILED
                 return f"worker {index} ended while starting, with {ending(process)}", 1
+            directory = self._sockets[index].parent
+            if process.exitcode is not None and not directory.is_dir():
+                told = f"worker {index} ended, with {ending(process)}, and the directory of its socket is gone"
+                return f"{told}: {directory}; let nothing clean it, or set another TMPDIR, and start the server anew", 1
         return None
 
     def _count_restarts(self) -> None:

@@ -3,6 +3,7 @@
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import tempfile
@@ -127,6 +128,15 @@ def test_what_profiles_left_is_removed_too_where_the_next_ones_caller_leaves(pla
             leaving.sendall(b"POST /profile HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
             server.wait_until(lambda: server.metric("mlp_inflight_requests") == 1)
         server.wait_until(lambda: len(list(traces.iterdir())) <= MAX_TRACES)
+
+
+def test_profiles_are_answered_where_the_directory_of_their_traces_was_cleaned_away(place: Path, lend: Start) -> None:
+    server = lend(TMPDIR=str(place))
+    (traces,) = place.glob("fused-mlp-*/traces")
+    shutil.rmtree(traces)
+    assert server.post("/profile", json={"backend": "turbo"}).status_code == 400
+    shutil.rmtree(traces)
+    assert server.get(server.post("/profile", json={"rows": 4}).json()["trace"]).status_code == 200
 
 
 def test_a_profile_needs_the_key_and_ends_with_its_worker(start: Start, tiny_model: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import tempfile
@@ -184,6 +185,20 @@ def test_the_end_of_the_manager_is_told_in_one_line_and_leaves_nothing_behind(
     assert [pid for pid in processes if is_alive(pid)] == []
     assert list(place.iterdir()) == []
     assert "error: LitServe's manager ended unexpectedly; the server stops" in server.output
+    assert "Traceback" not in server.output
+
+
+def test_a_worker_that_ends_once_its_sockets_directory_was_cleaned_away_ends_the_server_with_the_reason(
+    start: Start, tiny_model: Path, place: Path
+) -> None:
+    server = start("--model", str(tiny_model), "--backends", "eager", TMPDIR=str(place)).wait_ready()
+    (directory,) = place.iterdir()
+    shutil.rmtree(directory)
+    assert server.post("/predict", json={"inputs": [0.5] * 8}).status_code == 200
+    os.kill(server.pid_of("worker"), signal.SIGKILL)
+    assert server.wait_exit() == 1
+    told = f"error: worker 0 ended, with signal 9, and the directory of its socket is gone: {directory}; let nothing"
+    assert told in server.output
     assert "Traceback" not in server.output
 
 
