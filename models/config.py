@@ -245,7 +245,14 @@ class ModelConfig:
         """
         path = directory / CONFIG_FILE
         text = bounded_text(path, ConfigError, f"expected a model directory with a {CONFIG_FILE}")
-        return cls.from_dict(parsed_json(text, str(path), ConfigError), source=str(path))
+        data = parsed_json(text, str(path), ConfigError)
+        if isinstance(data, Mapping) and "model_type" in data:
+            raise ConfigError(
+                f"{path}: expected a model directory's, got a Hugging Face model's with model_type "
+                f"{shown(data['model_type'])}; take its blocks with: python -m models import "
+                f"{shown_name(directory)} OUT"
+            )
+        return cls.from_dict(data, source=str(path))
 
     @classmethod
     def from_dict(cls, data: object, source: str = "config") -> Self:

@@ -175,7 +175,11 @@ def _json(path: Path, missing: str) -> dict[str, Any]:
 
 def _architecture(path: Path) -> tuple[Architecture, dict[str, Any]]:
     """Read the foreign config.json; return its row, and the object that holds the sizes."""
-    fields = _json(path, f"expected a Hugging Face model directory with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    fields = _json(
+        path,
+        f"expected a Hugging Face model directory on this host, with {CONFIG_FILE} and {WEIGHTS_FILE}; nothing is "
+        "downloaded by name",
+    )
     found = fields.get("model_type")
     known = ", ".join(sorted(ARCHITECTURES))
     _refuse_experts(path, fields, known)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,14 @@ def test_a_config_made_in_code_is_checked_too() -> None:
         (b"[" * 100_000, "nested too deeply"),
         (b"", "expected JSON, got a syntax error at line 1, column 1"),
         (b"9" * 5000, "expected integers of at most 4,300 digits, got a longer one"),
+        (
+            b'{"architectures": ["L"], "model_type": "llama"}',
+            'got a Hugging Face model\'s with model_type "llama"; take',
+        ),
         (b'{"a\\n\\u001b[31m": 1, "a\\n\\u001b[31m": 2}', r"'a\n\x1b[31m': expected once, got twice"),
         (b"{}" + b" " * 2**22, "expected at most 4,194,304 bytes of JSON, got 4,194,306"),
     ],
-    ids=["syntax", "array", "utf-8", "twice", "deep", "empty", "long", "odd", "large"],
+    ids=["syntax", "array", "utf-8", "twice", "deep", "empty", "long", "foreign", "odd", "large"],
 )
 def test_a_file_that_is_no_config_is_refused_in_one_sentence(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / CONFIG_FILE).write_bytes(content)
@@ -149,6 +154,12 @@ def test_a_file_that_is_no_config_is_refused_in_one_sentence(tmp_path: Path, con
     assert str(caught.value).startswith(str(tmp_path / CONFIG_FILE))
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_command_that_takes_a_hugging_face_model_is_named(tmp_path: Path) -> None:
+    (tmp_path / CONFIG_FILE).write_text('{"model_type": "gpt2", "n_embd": 8}')
+    with pytest.raises(ConfigError, match=rf"with: python -m models import {re.escape(str(tmp_path))} OUT$"):
+        ModelConfig.load(tmp_path)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

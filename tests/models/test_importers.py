@@ -237,6 +237,7 @@ def test_a_field_that_comes_twice_is_refused(source: Source) -> None:
 
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
     assert "config.json: no such file; expected a Hugging Face model directory" in refusal(tmp_path)
+    assert refusal(Path("someone/their-model")).endswith("; nothing is downloaded by name")
     assert "no such file" in refusal(tmp_path / "none")
 
 
