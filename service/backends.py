@@ -6,7 +6,7 @@ Every API process has its own `Backends`; what is set in one holds in all of the
 import logging
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from models.errors import BackendUnavailableError, UnknownBackendError
@@ -129,17 +129,21 @@ class Backends:
             UnknownBackendError: there is no such backend.
         """
         self.require_known(weights, "canary")
+        before = self.canary
         self._shared.canary = [weights.get(name, 0.0) for name in self.names]
+        if self.canary != before:
+            told = ", ".join(f"{name} {weight:g}" for name, weight in self.canary.items())
+            log.warning("canaries are %s", told or "none", extra={"canary": self.canary})
 
-    def require_canaries(self, weights: Mapping[str, float], default: str | None) -> None:
-        """Refuse shares that nobody would take; `default` is the backend that is made the default beside them.
+    def require_canaries(self, weights: Mapping[str, float], returning: Collection[str | None]) -> None:
+        """Refuse shares that nobody would take; `returning` are the backends that are put back beside them.
 
         Raises:
             UnknownBackendError, BackendUnavailableError: one with a share is not, or is unavailable.
         """
         self.require_known(weights, "canary")
         for name, weight in weights.items():
-            if weight and name != default and self.states[name].state == "unavailable":
+            if weight and name not in returning and self.states[name].state == "unavailable":
                 self.require_available(name)
 
     def require_known(self, names: Iterable[str], field: str) -> None:
@@ -164,7 +168,7 @@ class Backends:
         others = [other for other, state in self.states.items() if other != name and state.state == "ready"]
         if name == REFERENCE or not others:
             return False
-        reason = f'{reason}; PUT /backend {{"default": "{name}"}} puts it back'
+        reason = f'{reason}; PUT /backend {{"put_back": ["{name}"]}} puts it back'
         if not self._shared.take_out(self.names.index(name), Outage(time.time(), reason)):
             return False
         self._metrics.fell_back(name, kind)
@@ -194,20 +198,39 @@ class Backends:
         Raises:
             BadRequestError, NotReadyError, BackendUnavailableError: it would not serve; nothing has changed.
         """
+        before = self._shared.default_backend
         if name == "auto":
             self._shared.default_backend = AUTO
-            return
-        if name not in self.names:
-            raise BadRequestError(
-                f"default: expected one of {', '.join(self.names)}, or auto for the best available, got "
-                f"{shortened(name)}"
-            )
-        self._require_ready(name, self._reported_states())  # before anything changes
+        else:
+            if name not in self.names:
+                raise BadRequestError(
+                    f"default: expected one of {', '.join(self.names)}, or auto for the best available, got "
+                    f"{shortened(name)}"
+                )
+            self._require_ready(name, self._reported_states())  # before anything changes
+            self.put_back(name)
+            self._shared.default_backend = self.names.index(name)
+        if self._shared.default_backend != before:
+            now = f"{name}, now {self.default()}" if name == "auto" else name
+            log.warning("the default backend is %s", now, extra={"backend": name})
+
+    def require_returns(self, names: Iterable[str]) -> None:
+        """Refuse to put back what would not serve then either.
+
+        Raises:
+            NotReadyError, UnknownBackendError, BackendUnavailableError: one of them would not.
+        """
+        names = tuple(names)
+        self.require_known(names, "put_back")
+        for name in names:
+            self._require_ready(name, self._reported_states())
+
+    def put_back(self, name: str) -> None:
+        """Let a backend that was taken out serve again, in every API process at once; another one is left as it is."""
         index = self.names.index(name)
         if self._shared.outage(index) is not None:
             self._shared.put_back(index)
             log.warning("backend %s is put back", name, extra={"backend": name})
-        self._shared.default_backend = index
 
     def require_kept(self, name: str) -> None:
         """Refuse what a backend gave that was taken out since it was asked.

@@ -110,16 +110,20 @@ def add_routes(
     async def put_backend(request: Request) -> BackendReply:
         """Switch the backend of requests that name none, or the canaries' shares, in every HTTP process at once.
 
-        One that was taken out and is made the default is put back.
+        One that was taken out is put back where it is made the default, or named to be.
         """
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
         body.require_any()
-        dispatcher.backends.require_canaries(body.canary or {}, body.default)
+        backends, returning = dispatcher.backends, body.put_back or []
+        backends.require_returns(returning)
+        backends.require_canaries(body.canary or {}, (body.default, *returning))
         if body.default is not None:
-            dispatcher.backends.set_default(body.default)
+            backends.set_default(body.default)
+        for name in returning:
+            backends.put_back(name)
         if body.canary is not None:
-            dispatcher.backends.set_canary(body.canary)
+            backends.set_canary(body.canary)
         return backend_reply()
 
     @app.post("/compare", tags=["backends"], response_model=CompareReply)

@@ -7,7 +7,7 @@ else to do; how far both are apart goes to the metrics. A backend is taken out, 
     non_finite   it holds NaN or infinity where eager's does not
     fault        its run raises
 
-and stays so until somebody puts it back (`Backends.set_default`). Requests that name no backend go on to the
+and stays so until somebody puts it back (`Backends.put_back`). Requests that name no backend go on to the
 next one, those in the failing batch and those that were waiting for it or being computed included; requests that name
 it get the error.
 """

@@ -196,6 +196,9 @@ class BackendBody(Body):
     canary: dict[str, Annotated[float, Field(ge=0, le=1)]] | None = Field(
         None, max_length=16, description="share of the requests that name no backend, by the backend that takes it"
     )
+    put_back: list[str] | None = Field(
+        None, max_length=16, description="backends that were taken out and serve again, without being made the default"
+    )
 
     def require_any(self) -> None:
         """Refuse a body that changes nothing.
@@ -203,8 +206,8 @@ class BackendBody(Body):
         Raises:
             BadRequestError, of which the sentence says what may stand there.
         """
-        if self.default is None and self.canary is None:
-            raise BadRequestError("default: this field is required, or canary")
+        if self.default is None and self.canary is None and self.put_back is None:
+            raise BadRequestError("default: this field is required, or canary, or put_back")
         for name, weight in (self.canary or {}).items():
             if 0 < weight < LEAST_SHARE:
                 raise BadRequestError(
@@ -305,6 +308,10 @@ def sentence(error: ValidationError, model: type[BaseModel]) -> str:
             fields = ", ".join(model.model_fields)
             expected = f"{where}: expected an object" if where else f"expected a JSON object with {fields}"
             return f"{expected}, got {json_type(first['input'])}"
+        case "dict_type":
+            return f"{where}: expected an object, got {shortened(first['input'])}"
+        case "list_type":
+            return f"{where}: expected a list, got {shortened(first['input'])}"
         case "too_long" | "too_short":
             sizes = first["ctx"]
             bound = f"at most {sizes['max_length']}" if "max_length" in sizes else f"at least {sizes['min_length']}"

@@ -111,10 +111,38 @@ def test_a_return_that_is_refused_leaves_a_backend_out() -> None:
         backends.report(workers)
         with pytest.raises(error):
             backends.set_default("fused")
+        with pytest.raises(error):
+            backends.require_returns(["fused"])
     backends.report([dict.fromkeys(BACKENDS, READY)])
     assert (backends.states["fused"].state, backends.default()) == ("unavailable", "compiled")
     backends.set_default("fused")
     assert (backends.states["fused"].state, backends.default()) == ("ready", "fused")
+
+
+def test_one_that_is_put_back_is_no_default_for_it_and_each_change_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    backends = reported({})
+    backends.set_default("eager")
+    backends.set_canary({"fused": 0.25})
+    backends.take_out("fused", "drift", "wrong")
+    assert '; PUT /backend {"put_back": ["fused"]} puts it back' in (backends.states["fused"].reason or "")
+    backends.require_returns(["fused"])
+    for _ in range(2):  # the second time there is nothing to change, nor to tell
+        backends.put_back("fused")
+        backends.set_default("eager")
+        backends.set_canary({"fused": 0.25})
+    assert (backends.states["fused"].state, backends.default(), backends.canary) == ("ready", "eager", {"fused": 0.25})
+    backends.set_canary({})
+    backends.set_default("auto")
+    with pytest.raises(UnknownBackendError, match="put_back: expected one of"):
+        backends.require_returns(["nope"])
+    assert [record.getMessage().partition(" and ")[0] for record in caplog.records] == [
+        "the default backend is eager",
+        "canaries are fused 0.25",
+        "backend fused is taken out",
+        "backend fused is put back",
+        "canaries are none",
+        "the default backend is auto, now fused",
+    ]
 
 
 def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,9 +170,9 @@ def test_a_share_that_nobody_would_take_is_refused_unless_its_backend_is_put_bac
     backends.take_out("fused", "drift", "it was wrong")
     for name, reason in (("compiled", "no compiler"), ("fused", "it was wrong")):
         with pytest.raises(BackendUnavailableError, match=reason):
-            backends.require_canaries({"eager": 0.1, name: 0.1}, "eager")
-        backends.require_canaries({"eager": 0.1, name: 0.0}, None)
-    backends.require_canaries({"fused": 0.1}, "fused")
+            backends.require_canaries({"eager": 0.1, name: 0.1}, ("eager",))
+        backends.require_canaries({"eager": 0.1, name: 0.0}, (None,))
+    backends.require_canaries({"fused": 0.1}, (None, "fused"))
     with pytest.raises(UnknownBackendError):
-        backends.require_canaries({"nope": 0.0}, None)
-    reported().require_canaries({"fused": 0.1}, None)  # not known yet, while workers start
+        backends.require_canaries({"nope": 0.0}, ())
+    reported().require_canaries({"fused": 0.1}, ())  # not known yet, while workers start

@@ -182,6 +182,24 @@ def test_a_backend_that_is_put_back_and_still_wrong_is_taken_out_again(server: P
     assert server.metric("mlp_shadow_drift_count", backend="eager") == 0
 
 
+def test_a_canary_that_is_put_back_takes_its_share_and_no_more(server: PlantedServer) -> None:
+    assert server.put("/backend", json={"default": "eager", "canary": {"fused": 0.5}}).status_code == 200
+    try:
+        server.plant("fault")
+        while server.state()["state"] == "ready":  # until the canary's turn comes
+            assert server.post("/predict", json={"inputs": ROWS}).headers["x-backend"] == "eager"
+        server.plant("")
+        refused = server.put("/backend", json={"put_back": ["fused"], "default": "turbo"})
+        assert (refused.status_code, server.state()["state"]) == (400, "unavailable")
+        assert server.put("/backend", json={"canary": {"fused": 0.25}}).status_code == 503
+        reply = server.put("/backend", json={"put_back": ["fused"], "canary": {"fused": 0.25}}).json()
+        assert (reply["default"], reply["canary"]) == ("eager", {"fused": 0.25})
+        assert reply["backends"]["fused"]["state"] == "ready"
+        assert "canaries are fused 0.25" in server.output
+    finally:
+        server.put("/backend", json={"canary": {"eager": 0.1}})
+
+
 def test_a_caller_who_names_a_backend_gets_its_fault(server: PlantedServer) -> None:
     server.plant("fault")
     reply = server.post("/predict/fused", json={"inputs": ROWS})
