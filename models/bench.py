@@ -34,6 +34,7 @@ class Measurement:
     Attributes:
         ratio: eager's time over this one's in the same round, the median of all rounds; None without eager.
         gb_s, tflop_s: from the median time.
+        compiled_ratio: as `ratio`, of compiled's time over this one's; None without compiled.
         percent_of_roof: see the module.
     """
 
@@ -49,6 +50,9 @@ class Measurement:
     gb_s: float
     tflop_s: float
     percent_of_roof: float
+    compiled_ratio: float | None = None
+    compiled_ratio_q1: float | None = None
+    compiled_ratio_q3: float | None = None
 
     def to_dict(self) -> dict[str, object]:
         """Return what JSON holds, rounded to four significant digits."""
@@ -216,13 +220,22 @@ def geometric_means(measurements: Sequence[Measurement], against: str = "eager")
     }
 
 
+def against_compiled(measurements: Sequence[Measurement]) -> str | None:
+    """Say what fused is worth where compiled, which costs no kernel, was measured beside it; else None."""
+    parts: list[str] = []
+    for it in measurements:
+        q1, median, q3 = it.compiled_ratio_q1, it.compiled_ratio, it.compiled_ratio_q3
+        if it.backend == "fused" and q1 is not None and median is not None and q3 is not None:
+            rows = f"{it.rows} row{'s' if it.rows > 1 else ''}"
+            parts.append(f"{median:.2f} ({q1:.2f} .. {q3:.2f}{', a tie' if q1 <= 1 <= q3 else ''}) at {rows}")
+    return f"compiled's time over fused's: {'; '.join(parts)}" if parts else None
+
+
 def _measurement(
     engine: Engine, rows: int, name: str, seconds: Mapping[str, Sequence[float]], roof: Roof
 ) -> Measurement:
     q1, median, q3 = quartiles(seconds[name])
-    ratios: tuple[float | None, ...] = (None, None, None)
-    if "eager" in seconds:
-        ratios = quartiles([eager / it for eager, it in zip(seconds["eager"], seconds[name], strict=True)])
+    ratios, compiled_ratios = (_ratios(seconds, other, name) for other in ("eager", "compiled"))
     n_bytes, flops = moved_bytes(engine, rows), rows * engine.config.flops_per_row
     return Measurement(
         rows=rows,
@@ -237,7 +250,19 @@ def _measurement(
         gb_s=n_bytes / median / 1e9,
         tflop_s=flops / median / 1e12,
         percent_of_roof=100 * roof.floor_s(Work(n_bytes, flops), engine.dtype) / median,
+        compiled_ratio=compiled_ratios[1],
+        compiled_ratio_q1=compiled_ratios[0],
+        compiled_ratio_q3=compiled_ratios[2],
     )
+
+
+def _ratios(
+    seconds: Mapping[str, Sequence[float]], other: str, name: str
+) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Return the quartiles of the other one's time over this one's in the same round; None without the other one."""
+    if other not in seconds:
+        return None, None, None
+    return quartiles([there / here for there, here in zip(seconds[other], seconds[name], strict=True)])
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

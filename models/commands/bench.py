@@ -33,6 +33,8 @@ def run(options: argparse.Namespace) -> None:
     print(bench.table(found))
     for name, mean in means.items():
         print(f"geometric mean of eager's time over {name}'s: {mean:.2f}")
+    if sentence := bench.against_compiled(found):
+        print(sentence)
     document = {
         "conditions": {**conditions, "repetitions": options.repetitions, "is_cold": options.cold},
         "roof": bench.roof_record(roof, engine.dtype),

@@ -75,6 +75,19 @@ def test_geometric_means_are_over_row_counts() -> None:
     assert bench.geometric_means(found, against="fused") == {"eager": pytest.approx(0.25)}
 
 
+def test_fused_is_put_beside_compiled_and_a_tie_is_called_one() -> None:
+    engine = load_engine("digits", backends=("eager", "fused"))
+    seconds = {"compiled": [3e-3, 4e-3, 5e-3], "fused": [2e-3, 2e-3, 2e-3]}
+    ahead = bench._measurement(engine, 1, "fused", seconds, ROOF)
+    assert ahead.compiled_ratio == pytest.approx(2)
+    assert ahead.ratio is None
+    even = bench._measurement(engine, 16, "fused", seconds | {"compiled": [1e-3, 2e-3, 3e-3]}, ROOF)
+    assert bench.against_compiled([measurement(1, "eager", 1), ahead, even]) == (
+        "compiled's time over fused's: 2.00 (1.75 .. 2.25) at 1 row; 1.00 (0.75 .. 1.25, a tie) at 16 rows"
+    )
+    assert bench.against_compiled([measurement(1, "eager", 1), measurement(1, "fused", 1)]) is None
+
+
 def test_quartiles_of_few_values() -> None:
     assert bench.quartiles([3.0]) == (3, 3, 3)
     assert bench.quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2, 3, 4)
