@@ -229,7 +229,8 @@ class Inference:
         token = headers.get(b"x-api-key", bearer.lstrip(b" ") if scheme.lower() == b"bearer" else b"")
         if not hmac.compare_digest(token, os.fsencode(key)):
             raise UnauthorizedError(
-                "expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>"
+                "expected this server's key in the header X-API-Key, or as Authorization: Bearer <key>, got "
+                f"{'another one' if token else 'none'}"
             )
 
     def start(

@@ -250,7 +250,7 @@ def screen(server: Server, hellos: list[Hello]) -> str:
     if settings.traces_url:
         lines.append(f"traces    {settings.traces_url}")
     lines.append(f"default   {default}{' (fused, else compiled, else eager)' if default == 'auto' else ''}")
-    key = "-H 'X-API-Key: ...' " if settings.api_key else ""
+    key = '-H "X-API-Key: $MLP_API_KEY" ' if settings.api_key else ""
     row = f"""$(python3 -c 'print([0.5] * {config.width_in})')"""
     body = f'''"{{\\"inputs\\": {row}}}"'''
     lines += [

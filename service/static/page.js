@@ -28,7 +28,10 @@ async function read() {
     await backends.read();
     document.documentElement.dataset.read = "yes";
   } catch (error) {
-    if (!isKnown) say(at("model"), told(error), true);
+    if (isKnown) return;
+    // Without a key the form below says what is asked for, in a reader's words.
+    if (error.code === "unauthorized") say(at("model"), "What is served is shown to those who have its key.");
+    else say(at("model"), told(error), true);
   }
 }
 
@@ -48,8 +51,8 @@ function closeLinks() {
   at("routes-reason").hidden = false;
 }
 
-events.addEventListener("locked", ({ detail }) => {
-  if (!isLocked || detail) say(at("key-reason"), detail);
+events.addEventListener("locked", ({ detail: isRefused }) => {
+  if (!isLocked || isRefused) say(at("key-reason"), isRefused ? "That is not this server's key." : "");
   if (isLocked) return;
   isLocked = true;
   closeLinks();
@@ -62,7 +65,10 @@ events.addEventListener("unlocked", () => {
   isLocked = false;
   at("key").hidden = true;
   live.lock(false);
-  read();
+  read().then(() => {
+    // The focus went with the form; who has a keyboard alone goes on behind it, once the key has proved right.
+    if (isKnown && !isLocked && document.activeElement === document.body) at("backends-title").focus();
+  });
 });
 
 at("key-form").addEventListener("submit", (event) => {

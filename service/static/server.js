@@ -1,6 +1,6 @@
 // Calls of this server, under the address that the page has; the key goes into a header and nowhere else.
 
-export const events = new EventTarget(); // "locked": a key is missing or wrong; "unlocked": one was given
+export const events = new EventTarget(); // "locked": a key is missing, or wrong (detail: true); "unlocked": one was given
 
 export class ServerError extends Error {
   constructor(status, code, sentence) {
@@ -53,7 +53,7 @@ export async function call(path, { method = "GET", body, limit_ms } = {}) {
   if (reply.ok) return { text, headers: reply.headers, elapsed_ms };
   const error = refusal(reply, text);
   if (reply.status === 401 && key === used) {
-    events.dispatchEvent(new CustomEvent("locked", { detail: key ? error.message : "" }));
+    events.dispatchEvent(new CustomEvent("locked", { detail: key !== "" }));
   }
   throw error;
 }

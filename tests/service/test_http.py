@@ -401,11 +401,13 @@ def test_a_request_id_is_echoed_and_one_is_made_where_none_or_a_wild_one_came(cl
 def test_a_key_guards_every_route_but_the_page_liveness_and_readiness(start: Start, tiny_model: Path) -> None:
     guarded = start("--model", str(tiny_model), "--backends", "eager", MLP_API_KEY="hush-hush").wait_ready()
     guarded.wait_until(lambda: "/docs, which asks for the key as well)" in guarded.output)
+    guarded.wait_until(lambda: '-H "X-API-Key: $MLP_API_KEY" -d ' in guarded.output)
     with httpx.Client(base_url=guarded.url, timeout=60) as client:
         body = {"inputs": [0.5] * 8}
         for path in ("/predict", "/backend", "/model", "/docs", "/nope", "/static/nope.js", "/static/"):
             reply = client.get(path, headers={"x-api-key": "hush"})
-            require_error(reply, 401, "unauthorized")
+            assert require_error(reply, 401, "unauthorized").endswith(": Bearer <key>, got another one")
+            assert require_error(client.get(path), 401, "unauthorized").endswith(", got none")
             assert reply.headers["www-authenticate"] == "Bearer"
         for path in ("/v2/health/live", "/v2/health/ready", "/health", "/", "/static/page.js"):
             assert client.get(path).status_code == 200

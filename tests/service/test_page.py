@@ -444,12 +444,14 @@ def test_a_key_is_asked_for_and_goes_into_no_address(browser: Browser, locked: R
     assert browser.evaluate("return document.activeElement.id") == "key-field"
     assert browser.violations() == []
     assert "hostile" not in browser.evaluate("return document.documentElement.outerHTML")
+    assert "X-API-Key" not in text(browser, "model")
     for given, is_right in (("wrong", False), (KEY, True)):
         press(browser, given, Keys.ENTER)
         if is_right:
-            browser.wait("document.documentElement.dataset.read")
+            browser.wait("document.activeElement.id === 'backends-title'")  # who has a keyboard alone is not lost
         else:
-            assert browser.wait(TEXT, "key-reason").startswith("expected this server's key in the header X-API-Key")
+            assert browser.wait(TEXT, "key-reason") == "That is not this server's key."
+            browser.wait("document.activeElement.id === 'key-field'")
     assert browser.evaluate("return document.getElementById('key').hidden")
     assert text(browser, "model").startswith("hostile: ")
     browser.wait("document.querySelector('#figures tr')")
