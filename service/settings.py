@@ -270,6 +270,11 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"shadow_rate: expected eager, which others are held to, among --backends, got {self.shadow_rate:g}"
             )
+        if self.max_drift is not None and not self.shadow_rate:
+            raise ValueError(
+                "max_drift: expected a --shadow-rate above 0 beside it, since a result is held only to what is run on "
+                f"eager as well, got {self.max_drift:g} alone"
+            )
         least = self.request_rows * self.api_servers
         if self.max_queue_rows is not None and self.max_queue_rows < least:
             raise ValueError(

@@ -103,6 +103,7 @@ def test_canaries_are_backends_and_their_shares() -> None:
         (["--trace-sample-rate", "1.5"], r"--trace-sample-rate .*expected a number of at most 1, got 1.5$"),
         (["--shadow-rate", "2"], r"--shadow-rate .*expected a number of at most 1, got 2$"),
         (["--shadow-rate", "0.1", "--backends", "fused"], r"--shadow-rate .*expected eager, .* among --backends, got"),
+        (["--max-drift", "0.02"], r"--max-drift .*expected a --shadow-rate above 0 beside it, .* got 0\.02 alone$"),
         (["--max-drift", "0"], r"--max-drift .*expected a number greater than 0, got 0$"),
         (["--canary", "fused"], r"--canary .*shares by backend, .* such as fused=0.05,compiled=0.1, got 'fused'"),
         (["--canary", "fused=0.6,eager=0.6"], r"--canary .*1 together at most.*, got 'fused=0.6,eager=0.6'"),
