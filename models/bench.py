@@ -97,7 +97,7 @@ def bench(
         x = torch.randn(rows, engine.config.width_in, generator=generator).to(engine.device, engine.dtype)
         passes = {name: _pass(engine, x, name) for name in names}
 
-        def report(done: int, note: str = f"{rows} rows", before: int = step * repetitions) -> None:
+        def report(done: int, note: str = counted(rows), before: int = step * repetitions) -> None:
             if progress is not None:
                 progress(before + done, total, note)
 
@@ -173,6 +173,11 @@ def roof_record(roof: Roof, dtype: torch.dtype) -> dict[str, float]:
     return {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s[dtype] / 1e12, 4)}
 
 
+def counted(rows: int) -> str:
+    """Return a number of rows as a person says it."""
+    return f"{rows} row{'' if rows == 1 else 's'}"
+
+
 def moved_bytes(engine: Engine, rows: int) -> int:
     """Return the least bytes that a pass over `rows` rows moves: each weight once, the rows in and out."""
     config = engine.config
@@ -226,8 +231,8 @@ def against_compiled(measurements: Sequence[Measurement]) -> str | None:
     for it in measurements:
         q1, median, q3 = it.compiled_ratio_q1, it.compiled_ratio, it.compiled_ratio_q3
         if it.backend == "fused" and q1 is not None and median is not None and q3 is not None:
-            rows = f"{it.rows} row{'s' if it.rows > 1 else ''}"
-            parts.append(f"{median:.2f} ({q1:.2f} .. {q3:.2f}{', a tie' if q1 <= 1 <= q3 else ''}) at {rows}")
+            tie = ", a tie" if q1 <= 1 <= q3 else ""
+            parts.append(f"{median:.2f} ({q1:.2f} .. {q3:.2f}{tie}) at {counted(it.rows)}")
     return f"compiled's time over fused's: {'; '.join(parts)}" if parts else None
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from models.bench import interleaved
+from models.bench import counted, interleaved
 from models.engine import Engine
 from models.errors import InputError
 
@@ -171,7 +171,8 @@ def table(found: Profile) -> str:
     """Lay a profile out as text, with what its lines come to."""
     kernels = f", {found.count('kernel'):g} kernels" if found.count("kernel") else ""
     lines = [
-        f"{found.backend} ({found.implementation}), {found.rows} rows: {found.count('operator'):g} operators{kernels}",
+        f"{found.backend} ({found.implementation}), {counted(found.rows)}: "
+        f"{found.count('operator'):g} operators{kernels}",
         f"  {'level':8}  {'count':>6}  {'us':>10}  {'KB':>10}  {'GB/s':>7}  name",
     ]
     for line in found.lines:
@@ -233,7 +234,7 @@ def chart(profiles: Sequence[Profile], path: Path) -> None:
     axes.set_yticks(range(len(shown)), list(shown))
     axes.invert_yaxis()
     axes.set_xlabel("microseconds a forward pass; in each part, how often it runs")
-    axes.set_title(f"{profiles[0].rows} rows")
+    axes.set_title(counted(profiles[0].rows))
     figure.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     figure.savefig(path, dpi=120, format="png")
     plt.close(figure)

@@ -74,6 +74,16 @@ def has_weights(directory: Path, config: ModelConfig) -> bool:
     raise WeightsError(f'{path}: no such file; add it, or "init": {{"seed": 0}} to the config for random weights')
 
 
+def stored_types(directory: Path) -> tuple[str, ...]:
+    """Return the types of the tensors in `directory`/model.safetensors, as the file calls them, each once and sorted.
+
+    Raises:
+        WeightsError: the file is missing, foreign or truncated.
+    """
+    with opened(directory / WEIGHTS_FILE, "numpy") as file:
+        return tuple(sorted({file.get_slice(name).get_dtype() for name in file.keys()}))  # noqa: SIM118
+
+
 def refuse_pickles(directory: Path, error: type[ModelError]) -> None:
     """Say of a directory without a weights file that it has a pickle, where it has one.
 

@@ -98,4 +98,5 @@ def _smallness(model: MLP) -> str | None:
         plain_rows(layer.weight.dtype, layer.in_features, layer.out_features, has_activation=True)  # its smaller answer
         for layer in layers
     )
-    return f"up to {rows} rows every product is PyTorch's own, too small to repay oneDNN's call" if rows else None
+    many = f"up to {rows} rows" if rows > 1 else "for one row"
+    return f"{many} every product is PyTorch's own, too small to repay oneDNN's call" if rows else None

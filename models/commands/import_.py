@@ -16,7 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=path, metavar="SRC", help="directory with config.json and model.safetensors")
     model_directory.add_arguments(parser)
     model_directory.add_name(parser)
-    parser.add_argument("--layers", type=layers, default=(None, None), metavar="A:B", help="A included, B not")
+    parser.add_argument(
+        "--layers", type=layers, default=(None, None), metavar="A:B", help="A included, B not; default: all"
+    )
 
 
 def run(options: argparse.Namespace) -> None:

@@ -23,11 +23,13 @@ def run(options: argparse.Namespace) -> None:
     weights.check(directory, config)
     has_file = weights.has_weights(directory, config)
     size = (directory / WEIGHTS_FILE).stat().st_size if has_file else 0
+    types = weights.stored_types(directory) if has_file else ()
     facts = {
         "directory": str(directory),
         "config": config.to_dict(),
         "parameters": config.parameter_count,
         "weights_bytes": size,
+        "weights_types": types,
         "flops_per_row": config.flops_per_row,
         "tensors": {name: list(shape) for name, shape in config.shapes().items()},
     }
@@ -38,7 +40,8 @@ def run(options: argparse.Namespace) -> None:
     for key, value in config.to_dict().items():
         print(f"{key:14} {json.dumps(value, ensure_ascii=False)}")
     print(f"parameters     {config.parameter_count:,}")
-    print(f"weights file   {f'{size:,} bytes' if has_file else 'none, seeded random numbers'}")
+    kept = f"{size:,} bytes, {' and '.join(types)}" if has_file else "none, seeded random numbers"
+    print(f"weights file   {kept}")
     print(f"FLOPs a row    {config.flops_per_row:,}")
     print("tensors")
     for name, shape in config.shapes().items():

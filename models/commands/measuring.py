@@ -18,15 +18,18 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that all of them have."""
     parser.add_argument("model", metavar="DIR", help="a model directory, or the name of a bundled model")
-    parser.add_argument("--backends", type=names, default=["eager", "compiled", "fused"], metavar="A,B")
-    parser.add_argument("--device", default="cpu")
+    backends = ["eager", "compiled", "fused"]
+    parser.add_argument(
+        "--backends", type=names, default=backends, metavar="A,B", help=f"default: {','.join(backends)}"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch takes")
     parser.add_argument("--json", type=path, metavar="FILE", help="write the figures and their conditions too")
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:
     """Add the flag of those that measure in one dtype."""
-    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16")
+    parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16; default: float32")
 
 
 def warm_engine(options: argparse.Namespace, dtype: str, max_rows: int) -> "Engine":

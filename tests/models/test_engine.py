@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models import backends as contract
+from models.__main__ import main
 from models.backends import Backend, row_counts
 from models.backends.eager import Eager
 from models.config import ModelConfig
@@ -311,6 +312,14 @@ def test_a_model_too_small_for_post_ops_says_up_to_how_many_rows() -> None:
     assert (
         small.backends["fused"].note == "up to 20 rows every product is PyTorch's own, too small to repay oneDNN's call"
     )
+
+
+def test_one_row_is_told_of_as_one(tmp_path: Path) -> None:
+    path = tmp_path / "wider"
+    assert main(["new", str(path), "--dim", "256", "--hidden", "704", "--depth", "1"]) == 0
+    engine = load_engine(path, backends=("fused",))
+    engine.warm_up(1)
+    assert (engine.backends["fused"].note or "").startswith("for one row every product is PyTorch's own")
 
 
 def test_loading_tells_how_far_it_is() -> None:

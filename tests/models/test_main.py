@@ -1,16 +1,30 @@
 """What holds for every command: mistakes are one line, help ends well."""
 
+import argparse
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from models.__main__ import COMMANDS, main
+from models.__main__ import COMMANDS, main, module_name
 from tests.models.command_line import refused
 
 ROOT = Path(__file__).parents[2]
 NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_tells_the_default_of_each_flag_that_has_one(command: str) -> None:
+    parser = argparse.ArgumentParser()
+    import_module(f"models.commands.{module_name(command)}").add_arguments(parser)
+    silent = [
+        action.dest
+        for action in parser._actions
+        if action.default not in (None, False, argparse.SUPPRESS) and "default: " not in (action.help or "")
+    ]
+    assert silent == []
 
 
 @pytest.mark.parametrize(

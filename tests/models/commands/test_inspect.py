@@ -24,10 +24,17 @@ def test_inspect_shows_what_a_model_is(capsys: pytest.CaptureFixture[str]) -> No
     assert facts["parameters"] == config.parameter_count
     assert facts["flops_per_row"] == config.flops_per_row
     assert facts["weights_bytes"] == (ZOO / "digits" / weights.WEIGHTS_FILE).stat().st_size
+    assert facts["weights_types"] == ["F32"]
     assert facts["tensors"]["stem.weight"] == [64, 64]
     assert main(["inspect", "digits"]) == 0
     text = capsys.readouterr().out
-    for expected in ("hidden         192", f"{config.parameter_count:,}", f"{config.flops_per_row:,}", "head.bias  10"):
+    for expected in (
+        "hidden         192",
+        f"{config.parameter_count:,}",
+        f"{config.flops_per_row:,}",
+        " bytes, F32\n",
+        "head.bias  10",
+    ):
         assert expected in text
 
 
