@@ -195,7 +195,7 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="how far from eager's, relative to the row's largest output, a result may be before its backend is "
-        "taken out; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
+        "taken out, where a shadow-rate is set; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
     )
     canary: str | None = Field(
         None,
