@@ -13,6 +13,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from models.config import ModelConfig
 from service import logs
+from service.backends import PREFERENCE
 from service.comparison import Comparison
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
@@ -244,7 +245,12 @@ def screen(server: Server, hellos: list[Hello]) -> str:
         lines.append(f"backend   {name:9}{what}")
     default = settings.default_backend
     if settings.canary_weights:
-        lines.append(f"canary    {', '.join(f'{name} {weight:g}' for name, weight in settings.canary_weights.items())}")
+        shares = ", ".join(f"{name} {weight:g}" for name, weight in settings.canary_weights.items())
+        ready = [name for name in PREFERENCE if hello["backends"].get(name, {}).get("state") == "ready"]
+        chosen = ready[0] if default == "auto" and ready else default
+        if settings.canary_weights.get(chosen):
+            shares += f" ({chosen} is the default too, which takes the rest: name another --default-backend)"
+        lines.append(f"canary    {shares}")
     if settings.shadow_rate:
         lines.append(f"shadow    {settings.shadow_rate:g} of the requests, taken out beyond {server.max_drift:g}")
     if settings.traces_url:

@@ -408,6 +408,14 @@ def test_a_default_or_canary_backend_that_cannot_run_ends_the_start_with_its_rea
     assert "backend 'compiled' is unavailable" in server.output
 
 
+def test_the_screen_says_where_the_canary_is_the_default_itself(start: Start, tiny_model: Path) -> None:
+    flags = ("--model", str(tiny_model), "--backends", "eager,fused", "--canary", "fused=0.05")
+    told = "canary    fused 0.05 (fused is the default too, which takes the rest: name another --default-backend)\n"
+    assert told in start(*flags).wait_ready().output
+    told_apart = start(*flags, "--default-backend", "eager").wait_ready().output
+    assert "canary    fused 0.05\n" in told_apart
+
+
 def test_without_a_compiler_the_other_backends_serve_and_the_screen_says_why(start: Start, tiny_model: Path) -> None:
     no_share = ("--canary", "compiled=0")  # which it need not run for
     server = start("--model", str(tiny_model), *no_share, PATH="/nonexistent", CXX="/opt/inner/bin/cxx").wait_ready()
