@@ -158,7 +158,8 @@ def backends() -> str:
     conditions = document["conditions"]
     rows += [
         "",
-        f"Medians of {conditions['repetitions']} interleaved rounds, and eager's time over this one's, with quartiles; "
+        f"Medians of {conditions['repetitions']} interleaved rounds, each followed by the ratio of eager's time to it, with "
+        f"quartiles; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} threads; "
         f"{measured_with(conditions)}",
     ]
@@ -225,7 +226,7 @@ def compare() -> str:
         f"to {seconds:.1f} s, medians and extremes, latency from the intended start; "
         f"{host(conditions, 'the load generator')}; {versions}; "
         f"commit {told_commit(conditions['commit'])}. "
-        f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md tells how to read it.",
+        f"Measured by `{shlex.join(evidence.command)}`; docs/benchmarking.md explains how to read it.",
     ]
     return "\n".join(rows) + "\n"
 
@@ -270,8 +271,8 @@ def request_path() -> str:
         rows.append(f"| {stage}{f': {what}' if what else ''} | {shown} |")
     rows += [
         "",
-        f"Microseconds a request of one row, medians of {document['rounds']} rounds and extremes, "
-        f"{document['requests_a_turn']} requests a turn, backend `{document['backend']}` "
+        f"Microseconds per request of one row: medians of {document['rounds']} rounds, with extremes, "
+        f"{document['requests_a_turn']} requests per turn, backend `{document['backend']}` "
         f"({document['implementation']}); {conditions['processor']}, {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
@@ -293,7 +294,7 @@ def fuse() -> str:
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} "
         f"thread{'s' if conditions['threads'] > 1 else ''}; {measured_with(conditions)} "
         f"{document['copied_bytes'] / 2**20:.0f} MiB of weights are held a second time; "
-        f"the least cosine of two embeddings is {min(each['cosine'] for each in document['fuse']):.5f}.",
+        f"the smallest cosine between two embeddings is {min(each['cosine'] for each in document['fuse']):.5f}.",
     ]
     return "\n".join(rows) + "\n"
 

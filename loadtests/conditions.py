@@ -50,7 +50,7 @@ def commit() -> str:
 
 def told_commit(name: str) -> str:
     """Return a commit's name as a page shows it: its `+` in words."""
-    return f"{name.removesuffix('+')} with changes that were not committed" if name.endswith("+") else name
+    return f"{name.removesuffix('+')} with uncommitted changes" if name.endswith("+") else name
 
 
 def recorded(arguments: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ Model = TypeVar("Model", bound=BaseModel)
 NUMBERS = frozenset({int, float})
 MAX_ID_CHARACTERS = 256
 MAX_DIMENSIONS = 16
-BATCH_ROWS_TOLD = "rows of the batch it was computed in; of the largest where it took several"
+BATCH_ROWS_TOLD = "rows of the batch it was computed in, or of the largest if it took several"
 MAX_FLOAT32 = float(np.finfo(np.float32).max)
 FEW_NUMBERS = 1024  # up to which Python's own arithmetic is as quick as numpy's
 JSON_TYPE = re.compile(rb"application/(?:[\w.+-]+\+)?json(?:\s*;.*)?", re.IGNORECASE)
@@ -40,7 +40,7 @@ NESTED_NUMBERS = {
 
 @dataclass(slots=True)
 class InferenceRequest:
-    """What every inference route makes of its body.
+    """What every inference route reads from its body.
 
     Attributes:
         rows: (n, width) float32, C-contiguous.
@@ -58,7 +58,7 @@ class InferenceRequest:
 
 
 class Body(BaseModel):
-    """A JSON object that takes the fields it names and no other."""
+    """A JSON object that accepts only the fields it names."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -108,7 +108,7 @@ class CompareBody(Body):
 
 
 class ComparedBackend(Body):
-    """One backend's run of a comparison: what came back, or the error that did."""
+    """One backend's run in a comparison: its result or its error."""
 
     implementation: str | None = Field(None, description="what ran the rows: torch, inductor, onednn, triton")
     queue_ms: float | None = Field(None, description="from its turn to the start of its batch, and between its batches")
@@ -117,7 +117,7 @@ class ComparedBackend(Body):
     batch_rows: int | None = Field(None, description=BATCH_ROWS_TOLD)
     max_abs_diff: float | None = Field(None, description="the largest difference of any number from the reference's")
     max_rel_diff: float | None = Field(
-        None, description="the largest difference relative to the reference's largest number of the same row"
+        None, description="the largest difference relative to the reference's largest number in the same row"
     )
     reason: str | None = Field(None, description="why there are no differences")
     outputs: Annotated[Any, Field(json_schema_extra=NESTED_NUMBERS)] = None
@@ -141,7 +141,7 @@ class ProfileBody(Body):
     """Body of `POST /profile`."""
 
     rows: int | None = Field(
-        None, ge=1, description="rows of a forward pass, at most a batch's; left out: 64, or a batch's"
+        None, ge=1, description="rows of a forward pass, at most max-batch-rows; left out: 64, or that if it is less"
     )
     backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
 
@@ -150,9 +150,9 @@ class ProfileLine(Body):
     """One operator or kernel of a forward pass."""
 
     level: str = Field(description="operator (what PyTorch calls) or kernel (what a GPU runs)")
-    name: str = Field(description="as PyTorch or the GPU has it")
+    name: str = Field(description="as PyTorch or the GPU names it")
     count: float = Field(description="how often it runs in a pass")
-    time_us: float = Field(description="of all of them together, the mean over the passes")
+    time_us: float = Field(description="microseconds of all of them together, the mean over the passes")
     bytes: int | None = Field(description="operands read and results written; null where no shapes are recorded")
 
 
@@ -161,12 +161,12 @@ class ProfileReply(Body):
 
     backend: str = Field(description="what was profiled")
     implementation: str = Field(description="what ran the rows: torch, inductor, onednn, triton")
-    rows: int = Field(description="of a forward pass")
-    operators: float = Field(description="how many a pass has")
-    kernels: float = Field(description="how many a pass has; none on a CPU")
-    lines: list[ProfileLine] = Field(description="one an operator or kernel")
+    rows: int = Field(description="rows of a forward pass")
+    operators: float = Field(description="how many operators a pass runs")
+    kernels: float = Field(description="how many kernels a pass runs on a GPU; 0 on a CPU")
+    lines: list[ProfileLine] = Field(description="one for each operator or kernel")
     trace: str | None = Field(
-        description="where to download the last pass for ui.perfetto.dev; null: too large, or it could not be written"
+        description="where to download the last pass for ui.perfetto.dev; null if it is too large or could not be written"
     )
 
 
@@ -179,14 +179,14 @@ class ModelReply(Body):
     dim: int = Field(description="width of the residual stream")
     hidden: int = Field(description="width inside a block")
     depth: int = Field(description="number of blocks")
-    is_gated: bool = Field(description="whether a block multiplies its activation by a second product")
+    is_gated: bool = Field(description="whether a block multiplies its activation by a second linear layer's output")
     activation: str = Field(description="gelu, gelu_tanh, silu or relu")
     parameters: int = Field(description="numbers that the model's tensors hold altogether")
-    labels: tuple[str, ...] | None = Field(description="one name an output, where the model has them")
-    dtype: str = Field(description="what weights and activations are held in")
+    labels: tuple[str, ...] | None = Field(description="a name for each output, where the model has them")
+    dtype: str = Field(description="number format of weights and activations")
     device: str = Field(description="cpu or cuda")
     max_request_rows: int = Field(description="most rows in one request")
-    max_batch_rows: int = Field(description="most rows computed at once; a request of more takes several batches")
+    max_batch_rows: int = Field(description="most rows computed at once; a larger request takes several batches")
 
 
 class BackendBody(Body):
@@ -204,7 +204,7 @@ class BackendBody(Body):
         """Refuse a body that changes nothing.
 
         Raises:
-            BadRequestError, of which the sentence says what may stand there.
+                BadRequestError: it has neither a default nor a canary, or a share or their sum is out of range.
         """
         if self.default is None and self.canary is None and self.put_back is None:
             raise BadRequestError("default: this field is required, or canary, or put_back")
@@ -223,16 +223,16 @@ class BackendState(Body):
 
     implementation: str | None = Field(description="what runs it: torch, inductor, onednn, triton")
     state: str = Field(description="starting, ready or unavailable")
-    reason: str | None = Field(description="why it cannot serve now; null where it is ready")
-    note: str | None = Field(None, description="what else is worth knowing of how it runs")
-    taken_out_at: str | None = Field(None, description="when it was taken out, in UTC; null where it was not")
+    reason: str | None = Field(description="why it cannot serve now; null if it is ready")
+    note: str | None = Field(None, description="what else is worth knowing about how it runs")
+    taken_out_at: str | None = Field(None, description="when it was taken out, in UTC; null if it was not")
 
 
 class BackendReply(Body):
     """Reply of `GET /backend` and `PUT /backend`."""
 
     default: str | None = Field(
-        description="the backend of requests that name none; null while it follows what is available and nothing is"
+        description="the backend of requests that name none; null if it follows what is available and nothing is"
     )
     is_auto: bool = Field(description="whether the default follows what is available")
     canary: dict[str, float] = Field(description="share of the requests that name no backend, by backend")
@@ -240,17 +240,17 @@ class BackendReply(Body):
 
 
 class ErrorReply(Body):
-    """Reply of every request that fails."""
+    """Reply to every request that fails."""
 
     error: str = Field(description="what was expected, what came, what to do")
     code: str = Field(description="stable slug; see the error table")
 
 
 def require_json(content_type: bytes) -> None:
-    """Refuse a body that says it is something else than JSON; one that says nothing is read as JSON.
+    """Refuse a body declared to be anything but JSON; one that declares nothing is read as JSON.
 
     Raises:
-        UnsupportedMediaTypeError: as its name says.
+        UnsupportedMediaTypeError: the content type is not JSON's.
     """
     if content_type not in (b"application/json", b"") and not JSON_TYPE.fullmatch(content_type.strip()):
         raise UnsupportedMediaTypeError(
@@ -262,7 +262,7 @@ def parse_json(body: bytes | bytearray) -> Any:
     """Parse a JSON body.
 
     Raises:
-        BadRequestError: it is not JSON, holds a number that JSON or a double cannot, or an object with a key twice.
+        BadRequestError: it is not JSON, holds a number beyond a double, or an object in which a key comes twice.
     """
     if not body:
         raise BadRequestError("expected a JSON body, got an empty one")
@@ -328,7 +328,7 @@ def json_type(value: Any) -> str:
 
 
 def shortened(value: Any, limit: int = 60) -> str:
-    """Show a value in an error sentence, never more than a line of it; of a list or an object, only that it is one."""
+    """Show a value in an error sentence, cut to `limit` characters; of a list or an object, only that it is one."""
     if isinstance(value, list | dict):
         return json_type(value)
     text = repr(value[: 2 * limit]) if isinstance(value, str) else orjson.dumps(value, default=str).decode()
@@ -348,7 +348,8 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
         (n, width) float32 and the leading dimensions, whose product is n.
 
     Raises:
-        BadRequestError: no list, empty, ragged, of another width, or with an entry that is no number or beyond float32.
+        BadRequestError: not a list, empty, ragged, of another width, or with an entry that is not a number or is beyond
+            float32.
         TooLargeError: more than `max_rows` rows.
     """
     is_flat = type(inputs) is list and len(inputs) == width and type(inputs[0]) in NUMBERS
@@ -381,7 +382,7 @@ def rows_from_lists(inputs: Any, width: int, max_rows: int, field: str = "inputs
 
 
 def _usual_rows(inputs: Any, width: int, max_rows: int) -> Rows | None:
-    """Turn a list of rows into rows; None where it is anything else, or wrong: then others say what."""
+    """Turn a list of rows into an array; None if it is anything else, which `rows_from_lists` then looks into."""
     if type(inputs) is not list or not 0 < len(inputs) <= max_rows or {*map(type, inputs)} != {list}:
         return None
     if {*map(len, inputs)} != {width}:
@@ -392,9 +393,7 @@ def _usual_rows(inputs: Any, width: int, max_rows: int) -> Rows | None:
     if len(flat) > FEW_NUMBERS:
         return _many(flat, width)
     try:
-        is_in_range = (
-            math.hypot(*flat) <= MAX_FLOAT32
-        )  # no number is larger than this, nor is their array then infinite
+        is_in_range = math.hypot(*flat) <= MAX_FLOAT32  # and so is every single number, which is no larger
     except OverflowError:  # an integer beyond a double
         return None
     return np.array(flat, dtype=np.float32).reshape(-1, width) if is_in_range else None
@@ -434,7 +433,7 @@ def _apparent_shape(inputs: Any, width: int, max_rows: int, field: str) -> list[
 
 
 def _place(field: str, index: int, shape: list[int]) -> str:
-    """Name an entry by its indices, given the one that it has among all of its depth."""
+    """Name an entry by its indices, given its index among all entries of its depth."""
     return field + "".join(f"[{each}]" for each in np.unravel_index(index, shape)) if shape else field
 
 
@@ -451,7 +450,7 @@ def parse_predict(body: bytes | bytearray, width: int, max_rows: int) -> Inferen
     """Read the body of `POST /predict`.
 
     Raises:
-        BadRequestError: the body is not one that the route takes.
+        BadRequestError: the body is not valid for the route.
         TooLargeError: more than `max_rows` rows.
     """
     document = parse_json(body)
@@ -469,7 +468,7 @@ def parse_compare(
     """Read the body of `POST /compare`: the request, and the backends that it names.
 
     Raises:
-        BadRequestError: the body is not one that the route takes.
+        BadRequestError: the body is not valid for the route.
         TooLargeError: more than `max_rows` rows.
     """
     parsed = validate(CompareBody, parse_json(body))
@@ -482,7 +481,7 @@ def parse_compare(
 
 
 def require_finite(outputs: Rows) -> None:
-    """Refuse to write as JSON what JSON cannot hold.
+    """Refuse outputs that JSON cannot hold.
 
     Raises:
         NonFiniteOutputError: NaN or infinity among the outputs.

@@ -102,20 +102,20 @@ class Settings(BaseSettings):
     model: str = Field("digits", description="model directory, or a name under models/zoo")
     host: Literal["127.0.0.1", "0.0.0.0", "::"] = Field(  # noqa: S104
         "127.0.0.1",
-        description="address to bind, one of 127.0.0.1, 0.0.0.0 and ::; the last two take calls from other hosts",
+        description="address to bind, one of 127.0.0.1, 0.0.0.0 and ::; the last two accept calls from other hosts",
     )
     port: int = Field(8000, ge=1024, le=65535, description="port to bind, from 1024 to 65535")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where to compute; auto: cuda where torch sees one, else cpu"
+        "auto", description="where to compute; auto: cuda if torch finds one, else cpu"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="what weights and activations are held in; auto: bfloat16 on cuda, float32 on cpu"
+        "auto", description="number format of weights and activations; auto: bfloat16 on cuda, float32 on cpu"
     )
     backends: Annotated[tuple[str, ...], NoDecode] = Field(
         BACKENDS, description="comma-separated backends to make ready, of eager, compiled, fused"
     )
     default_backend: str = Field(
-        "auto", description="backend of requests that name none; auto: fused where available, else compiled, else eager"
+        "auto", description="backend of requests that name none; auto: fused if available, else compiled, else eager"
     )
     max_batch_rows: int | None = Field(
         None,
@@ -127,33 +127,35 @@ class Settings(BaseSettings):
         None,
         ge=1,
         le=MOST_ROWS,
-        description="most rows in one request, which takes several batches where it has more than one holds; unset: "
-        f"max-batch-rows where that is set, else {REQUEST_ROWS}",
+        description="most rows in one request, which takes several batches if it has more rows than a batch; unset: "
+        f"max-batch-rows if that is set, else {REQUEST_ROWS}",
     )
     max_body_bytes: int | None = Field(
         None,
         ge=1024,
         le=1 << 31,
-        description="most bytes in one request body; unset: what max-request-rows of JSON need, 32 a number and 64 KiB",
+        description="most bytes in one request body; unset: what max-request-rows need as JSON, 32 bytes a number and "
+        "64 KiB",
     )
     max_queue_rows: int | None = Field(
         None,
         ge=1,
-        description="most rows accepted and not yet answered, shared out evenly between the HTTP processes; beyond it "
-        "requests get 429; unset: two batches a worker, and at least one for each HTTP process, where a request counts "
-        "as one batch at most; where max-batch-rows is unset too, it counts as half a batch at most, and the bound is "
-        f"what is computed in {SHORT_WAIT_NS // 10**6} ms if that is more, up to {QUEUE_ROWS} rows a worker",
+        description="most rows accepted and not yet answered, divided evenly between the HTTP processes; beyond it "
+        "requests get 429; unset: two batches per worker, and at least one for each HTTP process, with a request "
+        "counting as one batch at most; if max-batch-rows is unset too, a request counts as half a batch at most, and "
+        f"the bound is what is computed in {SHORT_WAIT_NS // 10**6} ms if that is more, up to {QUEUE_ROWS} rows per "
+        "worker",
     )
-    timeout_s: Seconds = Field(30.0, description="longest a request may take where it asks for no less")
+    timeout_s: Seconds = Field(30.0, description="most seconds a request may take; it may itself ask for fewer")
     max_connections: int = Field(
         4096, ge=1, description="most open connections of each HTTP process; beyond it requests get 429"
     )
     receive_timeout_s: Seconds = Field(
-        30.0, description="longest a request may take to arrive, plus a second for each 32 KiB of it"
+        30.0, description="most seconds a request may take to arrive, plus one for each 32 KiB of it"
     )
     keep_alive_s: Seconds = Field(
         75.0,
-        description="how long a connection may stay open without a request, or without reading its reply",
+        description="most seconds a connection may stay open without a request, or with its reply unread",
     )
     workers: int = Field(1, ge=1, le=256, description="worker processes; on cuda, per device")
     threads: int | None = Field(None, ge=1, description="CPU threads of each worker; unset: cores divided by workers")
@@ -162,44 +164,47 @@ class Settings(BaseSettings):
         200,
         ge=0,
         le=10_000,
-        description="how long a process looks for a lone caller's next request before it sleeps; 0 spares CPU time",
+        description="microseconds that a process polls for a lone caller's next request before it sleeps; 0 saves CPU "
+        "time",
     )
     hold_share: Share = Field(
         1.0,
-        description="share of what one batch saves over two that callers just answered get to join it; 0: none",
+        description="how long a batch waits for callers who were just answered to join it, as a share of the time that "
+        "one batch saves over two; 0: it does not wait",
     )
     log_format: Literal["text", "json"] = Field("text", description="form of log lines, which go to stderr")
-    log_requests: bool = Field(False, description="write a line for each inference request")
+    log_requests: bool = Field(False, description="write a log line for each inference request")
     api_key: SecretStr | None = Field(
         None,
         min_length=1,
         description="key that every route but the page, liveness and readiness asks for; better set as MLP_API_KEY, "
-        "since other users of a host can read a command line",
+        "since other users of the host can read a command line",
     )
     otlp_endpoint: str | None = Field(
         None,
         description="collector that takes traces as OTLP over HTTP, such as http://127.0.0.1:4318; unset: "
-        f"{OTLP_TRACES_VARIABLE}'s, which is the whole URL, else {OTLP_VARIABLE}'s; without any there are none",
+        f"{OTLP_TRACES_VARIABLE}, which is the whole URL, else {OTLP_VARIABLE}; with none of them, no traces",
     )
     trace_sample_rate: Share | None = Field(
         None,
-        description="share of requests that leave a trace where the caller's traceparent does not say; unset: "
-        "OTEL_TRACES_SAMPLER's, every one by default",
+        description="share of requests to trace where the caller's traceparent does not decide; unset: what "
+        "OTEL_TRACES_SAMPLER says, by default all",
     )
     shadow_rate: Share = Field(
         0.0,
-        description="share of the requests answered by another backend that are run on eager as well, after the reply "
-        "and when there is nothing else to do",
+        description="share of the requests answered by other backends to run on eager as well, after the reply and "
+        "while there is nothing else to do",
     )
     max_drift: float | None = Field(
         None,
         gt=0,
-        description="how far from eager's, relative to the row's largest output, a result may be before its backend is "
-        "taken out, where a shadow-rate is set; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
+        description="how far a result may be from eager's, relative to the row's largest output, before its backend is "
+        "taken out, if a shadow-rate is set; unset: 0.001 in float32, 0.01 in float16, 0.05 in bfloat16",
     )
     canary: str | None = Field(
         None,
-        description="share of the requests that name no backend which others than the default take, such as fused=0.05",
+        description="shares of the requests that name no backend to send to others than the default, such as "
+        "fused=0.05",
     )
     cache_dir: Path = Field(
         Path("~/.cache/fused-mlp-server"), description="directory that keeps compiled code from one start to the next"

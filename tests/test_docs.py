@@ -244,7 +244,7 @@ def test_a_cosine_is_shown_as_it_was_measured(tmp_path: Path, monkeypatch: pytes
         each["cosine"] = 1.25
     (tmp_path / "fuse-minilm.json").write_text(json.dumps(document))
     monkeypatch.setattr(render, "RESULTS", tmp_path)
-    assert "the least cosine of two embeddings is 1.25000." in render.fuse()
+    assert "the smallest cosine between two embeddings is 1.25000." in render.fuse()
 
 
 def test_an_overload_that_ended_early_is_shown_as_such() -> None:

@@ -15,4 +15,4 @@ def test_the_key_of_a_server_that_is_started_is_not_kept_either(flags: list[str]
 
 def test_changes_that_were_not_committed_are_told_in_words() -> None:
     assert told_commit("0123abc") == "0123abc"
-    assert told_commit("0123abc+") == "0123abc with changes that were not committed"
+    assert told_commit("0123abc+") == "0123abc with uncommitted changes"
