@@ -158,8 +158,8 @@ def backends() -> str:
     conditions = document["conditions"]
     rows += [
         "",
-        f"Medians of {conditions['repetitions']} interleaved rounds, each followed by the ratio of eager's time to it, with "
-        f"quartiles; "
+        f"Medians of {conditions['repetitions']} interleaved rounds; for compiled and fused also "
+        "the ratio of eager's time to theirs, with quartiles; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} threads; "
         f"{measured_with(conditions)}",
     ]
