@@ -179,19 +179,22 @@ def _cpu_contests(dtype: torch.dtype, rows: int, width: int, out: int) -> Iterat
         torch.randn(sizes, generator=generator).to(dtype) for sizes in ((rows, width), (out, width), (rows, out))
     )
     weight = weight / width**0.5
-    packed = {hint: torch.ops.mkldnn._reorder_linear_weight(weight, hint) for hint in HINTS}
+    packed = {hint: onednn.packed_weight(weight, hint) for hint in HINTS}
     shape, size = (rows, width, out), x.element_size()
     ways: dict[str, Callable[[], object]] = {"plain": partial(F.linear, x, weight)}
-    ways |= {f"packed for {hint}": partial(onednn._linear, x, each, None, "none", "") for hint, each in packed.items()}
+    ways |= {
+        f"packed for {hint}": partial(onednn.fused_linear, x, each, None, "none", "") for hint, each in packed.items()
+    }
     yield _Contest("linear", dtype, shape, linear_work(*shape, size), ways)
     ways = {"plain": lambda: onednn.IN_PLACE["gelu_tanh"](F.linear(x, weight))}
     ways |= {
-        f"packed for {hint}": partial(onednn._linear, x, each, None, "gelu", "tanh") for hint, each in packed.items()
+        f"packed for {hint}": partial(onednn.fused_linear, x, each, None, "gelu", "tanh")
+        for hint, each in packed.items()
     }
     yield _Contest("linear gelu_tanh", dtype, shape, linear_work(*shape, size), ways)
     ways = {"plain": lambda: F.linear(x, weight).add_(other)}
     ways |= {
-        f"packed for {hint}": partial(onednn._linear_binary, x, other, each, None, "add")
+        f"packed for {hint}": partial(onednn.fused_linear_binary, x, other, each, None, "add")
         for hint, each in packed.items()
     }
     yield _Contest("linear residual", dtype, shape, linear_work(*shape, size, 1), ways)

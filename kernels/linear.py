@@ -229,7 +229,7 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
         if tile is None or (tile.feed == "tma" and not takes_tma(rows, weight)):
             tile = linear_tile(x.dtype, M, N, multiprocessors)
         split = 1 if tile.feed == "tma" else split_k(tile, M, K, N, multiprocessors)
-        _launch(as_rows(out), rows, weight, bias, activation, folded, tile, split)
+        launch(as_rows(out), rows, weight, bias, activation, folded, tile, split)
     return out
 
 
@@ -253,7 +253,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | Non
         check_like(op, "residual", residual, (*x.shape[:-1], weight.shape[0]), "x", x)
 
 
-def _launch(
+def launch(
     out: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -263,6 +263,7 @@ def _launch(
     tile: Tile,
     split: int,
 ) -> None:
+    """Fill `out`, (rows, out), from checked operands, x as (rows, in), with K in `split` parts."""
     with launch_on("linear", x):
         (M, K), N = x.shape, weight.shape[0]
         if tile.feed == "tma":

@@ -78,17 +78,17 @@ def _wrong_fusion(dtype: torch.dtype) -> str | None:
     kept = other.clone()
     with torch.no_grad():
         exact = torch.addmm(bias.double(), x.double(), weight.double().T)  # (3, 7)
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKING_ROWS)
+        packed = packed_weight(weight, PACKING_ROWS)
         results = {
-            "none": (_linear(x, packed, bias, "none", ""), exact),
-            "gelu": (_linear(x, packed, bias, "gelu", "none"), torch.nn.functional.gelu(exact)),
+            "none": (fused_linear(x, packed, bias, "none", ""), exact),
+            "gelu": (fused_linear(x, packed, bias, "gelu", "none"), torch.nn.functional.gelu(exact)),
             "gelu tanh": (
-                _linear(x, packed, bias, "gelu", "tanh"),
+                fused_linear(x, packed, bias, "gelu", "tanh"),
                 torch.nn.functional.gelu(exact, approximate="tanh"),
             ),
-            "swish": (_linear(x, packed, bias, "swish", ""), torch.nn.functional.silu(exact)),
-            "mul": (_linear_binary(x, other, packed, bias, "mul"), exact * kept),
-            "add": (_linear_binary(x, other, packed, bias, "add"), exact + kept),
+            "swish": (fused_linear(x, packed, bias, "swish", ""), torch.nn.functional.silu(exact)),
+            "mul": (fused_linear_binary(x, other, packed, bias, "mul"), exact * kept),
+            "add": (fused_linear_binary(x, other, packed, bias, "add"), exact + kept),
         }
     # float32 tells erf from tanh GELU here: they are 5e-4 apart at most, its rounding is 1e-7.
     tolerance = 8 * torch.finfo(dtype).eps
@@ -98,13 +98,21 @@ def _wrong_fusion(dtype: torch.dtype) -> str | None:
     return None if torch.equal(other, kept) else "mul or add, which overwrites its operand,"
 
 
-def _linear(x: Tensor, packed: Tensor, bias: Tensor | None, attribute: str, algorithm: str) -> Tensor:
+def packed_weight(weight: Tensor, rows: int) -> Tensor:
+    """Pack a weight, (out, in), into the blocked layout that oneDNN prefers for `rows` rows."""
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+    return packed
+
+
+def fused_linear(x: Tensor, packed: Tensor, bias: Tensor | None, attribute: str, algorithm: str) -> Tensor:
+    """Compute ``act(x W' + b)`` of unchecked operands; the activation is a pair in `ACTIVATIONS`, or "none" and ""."""
     scalars: Sequence[Any] = ()
     result: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, packed, bias, attribute, scalars, algorithm)
     return result
 
 
-def _linear_binary(x: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, attribute: str) -> Tensor:
+def fused_linear_binary(x: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, attribute: str) -> Tensor:
+    """Compute ``(x W' + b) * other`` or ``other + x W' + b`` of unchecked operands; `attribute` is "mul" or "add"."""
     result: Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, packed, bias, attribute)
     return result
 
@@ -154,7 +162,7 @@ class PackedLinear:
         reason = unavailable(weight.dtype)
         if reason is not None:
             raise RuntimeError(f"PackedLinear: {reason}")
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), PACKING_ROWS)
+        self._packed = packed_weight(weight.detach(), PACKING_ROWS)
         # Compared with x.numel(), which spares a division; rows are few, so the copy is small as well.
         self._plain_elements, self._plain_activated_elements = (
             plain_rows(weight.dtype, self.in_features, self.out_features, has_activation) * self.in_features
@@ -186,11 +194,11 @@ class PackedLinear:
         if activation is None:
             if self._plain is not None and x.numel() <= self._plain_elements:
                 return self._plain_product(x, self._plain)
-            return _linear(x, self._packed, self._bias, "none", "")
+            return fused_linear(x, self._packed, self._bias, "none", "")
         if self._plain is not None and x.numel() <= self._plain_activated_elements:
             return IN_PLACE[activation](self._plain_product(x, self._plain))
         attribute, algorithm = ACTIVATIONS[activation]
-        result = _linear(x, self._packed, self._bias, attribute, algorithm)
+        result = fused_linear(x, self._packed, self._bias, attribute, algorithm)
         # oneDNN's relu makes NaN 0, which would hide it; this pass over a result still in cache costs under 1%.
         return result.relu_() if activation == "relu" else result
 
@@ -249,7 +257,7 @@ class PackedLinear:
         if self._plain is not None and x.numel() <= self._plain_elements:
             product = self._plain_product(x, self._plain)
             return product.mul_(operand) if attribute == "mul" else product.add_(operand)
-        return _linear_binary(x, operand, self._packed, self._bias, attribute)
+        return fused_linear_binary(x, operand, self._packed, self._bias, attribute)
 
     def _plain_product(self, x: Tensor, weight: Tensor) -> Tensor:  # weight: (in, out)
         if x.ndim != 2:

@@ -173,7 +173,7 @@ def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
     else:
         shape = problem.rows, problem.in_features, problem.out_features
         split = 1 if tile.feed == "tma" else split_k(tile, *shape, multiprocessor_count(x))
-        linear._launch(out, x, operands[1], None, None, None, tile, split)
+        linear.launch(out, x, operands[1], None, None, None, tile, split)
     return out
 
 

@@ -53,7 +53,7 @@ def check(result: Tensor, args: Operands, activation: str | None) -> str | None:
 def launch(module: ModuleType, args: Operands, activation: str | None, split: int, tile: Tile = SMALL) -> Tensor:
     x, weight, bias, residual = args
     out = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=x.dtype, device=x.device)
-    module._launch(out, x, weight, bias, activation, residual, tile, split)
+    module.launch(out, x, weight, bias, activation, residual, tile, split)
     return out
 
 
@@ -109,7 +109,7 @@ def launch_within_nan(module: ModuleType, args: Operands, split: int) -> tuple[T
     assert residual is not None
     band = torch.full([size + 64 for size in residual.shape], torch.nan, dtype=residual.dtype, device=residual.device)
     out = band[24 : 24 + residual.shape[0], 24 : 24 + residual.shape[1]]
-    module._launch(out, x, weight, bias, "silu", residual, SMALL, split)
+    module.launch(out, x, weight, bias, "silu", residual, SMALL, split)
     return out, band
 
 
@@ -163,7 +163,7 @@ def test_offsets_pass_int32(split: int, far_apart: Callable[[Tensor], Tensor], d
     x, weight, bias, residual = args
     assert residual is not None
     out = far_apart(torch.full((3, 3), torch.nan))
-    op._launch(out, far_apart(x), far_apart(weight), bias, "silu", far_apart(residual), SMALL, split)
+    op.launch(out, far_apart(x), far_apart(weight), bias, "silu", far_apart(residual), SMALL, split)
     assert check(out, args, "silu") is None
 
 

@@ -232,7 +232,7 @@ def test_a_cpu_that_cannot_multiply_float16_is_told(monkeypatch: pytest.MonkeyPa
     def refuse(*_: object) -> None:
         raise RuntimeError("fp16 path needs avx512_fp16\nmore")
 
-    monkeypatch.setattr(onednn, "_linear", refuse)
+    monkeypatch.setattr(onednn, "fused_linear", refuse)
     assert unavailable(torch.float16) is not None
     with pytest.raises(
         RuntimeError, match=r"PackedLinear: oneDNN post-ops do not run in torch\.float16 on this CPU: .*fp16"
@@ -262,19 +262,19 @@ def test_a_build_without_onednn_is_unavailable(monkeypatch: pytest.MonkeyPatch, 
 def test_a_wrong_activation_is_found_by_the_probe(
     post_op: tuple[str, str], named: str, monkeypatch: pytest.MonkeyPatch, fresh_probe: None
 ) -> None:
-    linear = onednn._linear
+    linear = onednn.fused_linear
     swapped = {("gelu", "tanh"): ("gelu", "none"), ("gelu", "none"): ("gelu", "tanh"), ("swish", ""): ("none", "")}
 
     def wrong(x: Tensor, packed: Tensor, bias: Tensor | None, attribute: str, algorithm: str) -> Tensor:
         pair = (attribute, algorithm)
         return linear(x, packed, bias, *(swapped[pair] if pair == post_op else pair))
 
-    monkeypatch.setattr(onednn, "_linear", wrong)
+    monkeypatch.setattr(onednn, "fused_linear", wrong)
     assert f"the oneDNN post-op {named} of torch" in str(unavailable())
 
 
 def test_an_overwritten_operand_is_found_by_the_probe(monkeypatch: pytest.MonkeyPatch, fresh_probe: None) -> None:
-    binary = onednn._linear_binary
+    binary = onednn.fused_linear_binary
 
     def in_place(x: Tensor, other: Tensor, packed: Tensor, bias: Tensor | None, attribute: str) -> Tensor:
         result = binary(x, other, packed, bias, attribute)
@@ -282,7 +282,7 @@ def test_an_overwritten_operand_is_found_by_the_probe(monkeypatch: pytest.Monkey
             other.copy_(result)
         return result
 
-    monkeypatch.setattr(onednn, "_linear_binary", in_place)
+    monkeypatch.setattr(onednn, "fused_linear_binary", in_place)
     assert "overwrites its operand" in str(unavailable())
 
 
