@@ -95,11 +95,12 @@ def check(options: argparse.Namespace) -> int:
 
 
 def roof(options: argparse.Namespace) -> int:
-    """Measure what the device at hand does at most: copy, multiply, and the ridge between the two, in seconds."""
+    """Measure the most that the device at hand does, copying and multiplying, and the ridge between; takes seconds."""
     import torch
 
     from kernels import onednn
-    from kernels.bench import CPU_DTYPES, GPU_DTYPES, conditions
+    from kernels.bench import CPU_DTYPES, GPU_DTYPES
+    from kernels.conditions import conditions
     from kernels.roof import described, measured_roof, roof_record
 
     if options.threads is not None:
@@ -138,7 +139,7 @@ def bench(options: argparse.Namespace) -> int:
     print(f"Liger's MLP: {results['liger']}")
     print("     us (20th to 80th percentile)     GB/s  TFLOP/s  % of roof  of first  operator")
     for row, each in zip(results["rows"], measured, strict=True):
-        first = next(one for one in measured if one[0] == each.op and one[2:5] == each[2:5])
+        first = next(one for one in measured if one.problem == each.problem)
         spread = f"{row['median_us']:9.1f} ({row['low_us']:.1f} to {row['high_us']:.1f})"
         print(
             f"{spread:<33} {row['gb_per_s']:8.1f} {row['tflop_per_s']:8.3f} {row['roof_percent']:10.1f} "

@@ -1,24 +1,19 @@
 """Measures operators against eager and against the roof of the device they ran on, measured in the same run."""
 
 import importlib
-import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import onednn
 from kernels.activation import gated_activation, gated_activation_torch
+from kernels.conditions import conditions
 from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.linear import linear, linear_torch
 from kernels.norm import rms_norm, rms_norm_torch
@@ -62,6 +57,11 @@ class Row(NamedTuple):
     timing: Timing
     work: Work
     roof_share: float
+
+    @property
+    def problem(self) -> tuple[str, torch.dtype, tuple[int, int, int], bool]:
+        """What was computed, and with which caches: rows that share it differ in the way alone."""
+        return self.op, self.dtype, self.shape, self.is_cold
 
     def record(self) -> dict[str, Any]:
         """Return the row ready for JSON: times in microseconds, rates in GB/s and TFLOP/s."""
@@ -327,37 +327,6 @@ def liger_state(device: torch.device) -> str:
         return "not measured: it is for GPUs"
     version = liger_version()
     return "not installed: pip install liger-kernel" if version is None else f"measured, version {version}"
-
-
-def conditions(device: torch.device) -> dict[str, Any]:
-    """Say on what and with what was measured."""
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
-        "threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_average": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "commit": _commit(),
-        "date": datetime.now(UTC).date().isoformat(),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    names = (line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name"))
-    return next(names, platform.processor())
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def document(device: torch.device, roof: Roof, measured: Sequence[Row]) -> dict[str, Any]:
