@@ -1,7 +1,7 @@
 """Transformer-style MLPs: configuration, weights, and an engine that runs one set of weights three ways.
 
-`load_engine`, `Engine`, `BackendStatus`, `fuse`, `unfuse` and `FuseReport` bring PyTorch along when they are first
-used, the rest never does.
+`load_engine`, `Engine`, `BackendStatus`, `fuse`, `unfuse` and `FuseReport` import PyTorch when they are first used; the
+rest never does.
 """
 
 from importlib import import_module

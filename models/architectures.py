@@ -1,4 +1,4 @@
-"""Where each Hugging Face architecture keeps its feed-forward blocks, and what they compute: one row an architecture.
+"""Where each Hugging Face architecture keeps its feed-forward blocks, and what they compute: one row per architecture.
 
 To add one, add a row to `ARCHITECTURES` and a case to tests/models/test_architectures.py, which compares it with the
 `transformers` module. Nothing else knows an architecture by name.
@@ -31,23 +31,23 @@ class Architecture:
     """The feed-forward blocks of a `model_type`.
 
     Attributes:
-        prefixes: what may stand before `layer` in a tensor's name; a bare model and one with a head differ in it.
+        prefixes: what may stand before `layer` in a tensor's name; it differs between a bare model and one with a head.
         layer: what a layer is called there, N being its number.
         modules: ours, then theirs below the layer. A "pre_norm" is before the network, a "post_norm" behind it, and a
             "ffn.gate" makes it gated. Where gate and up name the same module, they are its two halves, gate first.
         norm: the kind of the norms.
-        eps: the config's field for it, and what is taken where there is none.
+        eps: the config's field for it, and the value where the field is missing.
         activation: likewise.
-        activations: what that field's values stand for.
-        bias: whether the linear layers add one, or the field that tells; false where there is none.
+        activations: our name for each of that field's values.
+        bias: whether the linear layers add one, or the field that says so; false where the field is missing.
         dim: the field with the width of the residual stream.
         hidden: the field with the width inside a block.
-        hidden_factor: the width inside a block over `dim` where `hidden` is absent; None where it must be there.
+        hidden_factor: the width inside a block divided by `dim`, for configs without `hidden`; None: it is required.
         depth: the field with the number of layers.
-        config: the field whose object holds all the others; None where they stand at the top.
+        config: the field whose object holds all the others; None where they are at the top level.
         is_transposed: whether linear weights are stored as (in, out).
         norm_offset: what has to be added to a stored norm's weight.
-        note: what a person should know about what is taken.
+        note: what a person should know about what is imported.
     """
 
     prefixes: tuple[str, ...]

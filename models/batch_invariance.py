@@ -2,8 +2,8 @@
 
 The order in which a product is summed depends on its shape, so a row's last bits may change with the batch that it is
 in. Each row is computed alone, and in batches of several sizes, once from the first place of a batch on and once from
-the last; every result is compared with the one alone, and with float64. The bound is the one that every backend is
-accepted by: ``|it - exact| <= 2 |eager, alone - exact| + tiny`` (kernels/numerics.py).
+the last; every result is compared with the one computed alone, and with float64. The bound is the one by which every
+backend is accepted: ``|it - exact| <= 2 |eager, alone - exact| + tiny`` (kernels/numerics.py).
 """
 
 import copy

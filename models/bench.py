@@ -1,9 +1,9 @@
-"""Times the backends against each other, interleaved in one run, beside a roof measured in the same run.
+"""Times the backends against each other, interleaved in one run, and against a roof measured in the same run.
 
 Bytes are the least that a forward pass has to move: each weight once, the rows in and out. FLOPs are those of the
-matrix products. A pass cannot be faster than the larger of bytes over copy bandwidth and FLOPs over the rate of the
-fastest product; that time over the measured one is the percentage of the roof. Weights that stay in a cache between
-passes can take it past 100.
+matrix products. A pass cannot take less time than the larger of bytes / copy bandwidth and FLOPs / rate of the fastest
+product; that time over the measured one is the percentage of the roof. Weights that stay in a cache between passes can
+take it past 100.
 
 Source: Williams, Waterman and Patterson 2009, https://doi.org/10.1145/1498765.1498785 (the roofline).
 """
@@ -32,7 +32,7 @@ class Measurement:
     """One backend at one row count; times are in microseconds, q1 and q3 are quartiles.
 
     Attributes:
-        ratio: eager's time over this one's in the same round, the median of all rounds; None without eager.
+        ratio: eager's time over this backend's in the same round, the median of all rounds; None without eager.
         gb_s, tflop_s: from the median time.
         compiled_ratio: as `ratio`, of compiled's time over this one's; None without compiled.
         percent_of_roof: see the module.
@@ -67,13 +67,13 @@ def bench(
     is_cold: bool = False,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> list[Measurement]:
-    """Time every backend of `engine` at every row count; warmed up before.
+    """Time every backend of `engine` at every row count, after warming it up.
 
     Args:
         engine: with the backends to compare; ready or cold, none unavailable.
         row_counts: how many rows, each positive.
         roof: from `measure_roof`, with the same threads.
-        repetitions: rounds; in each every backend runs once, the first one another each round.
+        repetitions: rounds; in each, every backend runs once, starting with another one than the round before.
         is_cold: empty the caches before each timed pass; otherwise an untimed pass of the same backend goes before it.
         progress: told the rounds done, all rounds, and what is being timed.
 
@@ -121,9 +121,9 @@ def interleaved(
     evict: Tensor | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, list[float]]:
-    """Time each pass once a round, in seconds; a round starts with another one than the round before.
+    """Time each pass once per round, in seconds; a round starts with another one than the round before.
 
-    So what disturbs the machine for a while disturbs all alike, and each round gives a ratio of its own.
+    A disturbance of the machine thus hits all passes alike, and each round gives a ratio of its own.
 
     Args:
         passes: what to time, by name.
@@ -148,7 +148,7 @@ def interleaved(
 
 
 def measure_roof(engine: Engine, row_counts: Sequence[int]) -> Roof:
-    """Measure the roof of the engine's device in its dtype, with products of the model's own widths among others.
+    """Measure the roof of the engine's device in its dtype, products of the model's own widths included.
 
     Args:
         engine: whose roof.
@@ -271,7 +271,7 @@ def _ratios(
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the first quartile, the median and the third quartile; of one value, that value thrice."""
+    """Return the first quartile, the median and the third quartile; of a single value, that value three times."""
     if len(values) == 1:
         return values[0], values[0], values[0]
     q1, median, q3 = statistics.quantiles(values, n=4, method="inclusive")

@@ -110,7 +110,7 @@ class ModelConfig:
         depth: number of blocks.
         ffn: the feed-forward network of each block.
         norm: the normalisation of each block.
-        labels: one name an output, or None.
+        labels: a name for each output, or None.
         init: seeded weights in place of a weights file, or None.
 
     Raises:
@@ -182,7 +182,7 @@ class ModelConfig:
 
     @property
     def parameter_count(self) -> int:
-        """How many numbers the model's tensors hold altogether."""
+        """How many numbers the model's tensors hold in total."""
         block = sum(math.prod(shape) for shape in self._block_shapes().values())
         ends = sum(math.prod(shape) for shape in (self._end_shapes("stem") | self._end_shapes("head")).values())
         return self.depth * block + ends
@@ -197,7 +197,7 @@ class ModelConfig:
 
     @property
     def size(self) -> str:
-        """What a person should know of how large the model is, in half a sentence."""
+        """The model's size in half a sentence: parameters, and FLOPs per row."""
         return f"{self.parameter_count:,} parameters, {self.flops_per_row:,} FLOPs a row"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -293,7 +293,7 @@ class ModelConfig:
 
 
 def bounded_text(path: Path, error: Callable[[str], Exception], missing: str) -> str:
-    """Read a file of JSON that nobody vouches for.
+    """Read an untrusted JSON file.
 
     Args:
         path: the file.
@@ -320,7 +320,7 @@ def bounded_text(path: Path, error: Callable[[str], Exception], missing: str) ->
 
 
 def parsed_json(text: str | bytes, source: str, error: Callable[[str], Exception]) -> Any:
-    """Parse JSON that nobody vouches for.
+    """Parse untrusted JSON.
 
     Args:
         text: the JSON, of a bounded length.

@@ -1,7 +1,8 @@
 """What this process may use of its machine: cores and memory, within the limits of its control groups.
 
-A group's limit holds for those inside it too, so what counts is the least of the process's own group and of all above
-it. A container mostly sees its own group as the outermost. Both versions of control groups are read.
+A group's limit applies to the groups inside it too, so what counts is the least of the limits of the process's own
+group and of all above it. A container mostly sees its own group as the outermost. Both versions of control groups are
+read.
 
 Source: https://man7.org/linux/man-pages/man7/cgroups.7.html, "/proc/pid/cgroup".
 """

@@ -76,8 +76,8 @@ def train(
 ) -> dict[str, Tensor]:
     """Fit the demo model to the training rows; the test rows are not looked at.
 
-    Every image is moved by up to a pixel each way, anew in each epoch. The pixels' scale goes into the stem, so that
-    the model takes them as they are.
+    Every image is shifted by up to a pixel in each direction, anew in each epoch. The pixels' scale goes into the stem,
+    so that the model takes them unscaled.
 
     Args:
         split: the images.
@@ -135,7 +135,7 @@ def _fit(split: Split, seed: int, epochs: int, progress: Callable[[int, int, flo
 
 
 def moved(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Move each of (N, 8, 8) by -1, 0 or 1 pixel in each direction; what leaves is lost, what is left is 0."""
+    """Shift each of (N, 8, 8) by -1, 0 or 1 pixel in each direction; what leaves is lost, what is vacated is 0."""
     padded = F.pad(images, (1, 1, 1, 1))  # (N, 10, 10)
     shift = torch.randint(0, 3, (len(images), 2, 1), generator=generator)
     places = torch.arange(8) + shift  # (N, 2, 8)
@@ -144,5 +144,5 @@ def moved(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def accuracy(logits: Tensor, labels: Tensor) -> float:
-    """Return the share of rows whose largest logit is at the label."""
+    """Return the share of rows whose largest logit is the label's."""
     return cast("float", (logits.argmax(-1) == labels).double().mean().item())

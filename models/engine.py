@@ -1,4 +1,4 @@
-"""Holds one set of weights and runs it in any of the ways there are, each named by the caller."""
+"""Holds one set of weights and runs it with whichever backend the caller names."""
 
 import os
 import traceback
@@ -40,9 +40,9 @@ class BackendStatus:
 
     Attributes:
         implementation: what runs it ("torch", "inductor", "onednn", "triton"); None where nothing does.
-        state: cold can run and is not warmed up, ready is warmed up, unavailable cannot run.
+        state: cold: it can run, but is not warmed up; ready: it is warmed up; unavailable: it cannot run.
         reason: why it is unavailable, one sentence without a full stop; None otherwise.
-        note: what is worth knowing about how it runs, a failed capture for example; None for nothing.
+        note: what is worth knowing about how it runs, such as a failed capture; None for nothing.
     """
 
     implementation: str | None
@@ -52,9 +52,9 @@ class BackendStatus:
 
 
 class Engine:
-    """One set of weights, several ways to run it; made by `load_engine`.
+    """One set of weights and several backends that run it; made by `load_engine`.
 
-    For one thread at a time.
+    Only one thread may use it at a time.
     """
 
     def __init__(self, config: ModelConfig, model: MLP, ways: Mapping[str, Backend | str], threads: int) -> None:
@@ -70,7 +70,7 @@ class Engine:
 
     @property
     def backends(self) -> Mapping[str, BackendStatus]:
-        """The status of each backend that was asked for, by its name; a view that follows changes."""
+        """The status of each backend that was asked for, by name; a view that follows changes."""
         return MappingProxyType(self._statuses)
 
     @torch.inference_mode()
@@ -79,17 +79,17 @@ class Engine:
 
         Args:
             rows: (..., width_in), any floating dtype, any device, any strides; converted to the engine's.
-            backend: a name among `backends`; a cold one is readied by the call, as far as the call needs.
+            backend: a name among `backends`; the call readies a cold one as far as it needs.
 
         Returns:
-            (..., width_out), the engine's dtype and device, leading dimensions as they came. NaN and infinity pass
-            through.
+            (..., width_out), the engine's dtype and device, with the leading dimensions of `rows`. NaN and infinity
+            pass through.
 
         Raises:
             InputError: the width or the dtype is wrong.
             UnknownBackendError: no backend of that name was loaded.
             BackendUnavailableError: it cannot run here.
-            OutOfMemoryError: so many rows do not fit.
+            OutOfMemoryError: the device's memory does not hold so many rows.
         """
         runner = self._available(backend)
         if not isinstance(rows, Tensor) or not rows.dtype.is_floating_point:
@@ -122,7 +122,7 @@ class Engine:
         """Ready every available backend for every row count from 1 to `max_rows`.
 
         Afterwards no call compiles anything. A backend whose warm-up fails becomes unavailable and says why in
-        `backends`; the others are not touched by it.
+        `backends`; the others are not affected.
 
         Args:
             max_rows: the most rows a call will bring.
@@ -174,7 +174,7 @@ class Engine:
         return self._backends[name]
 
     def set_threads(self, backend: str, rows: int) -> None:
-        """Let the calling thread's operators use as many threads as `run` gives so many rows.
+        """Let the calling thread's operators use as many threads as `run` would for so many rows.
 
         Raises:
             UnknownBackendError, BackendUnavailableError: as `run`.
@@ -196,14 +196,14 @@ def load_engine(
     threads: int | None = None,
     progress: Callable[[int, int], None] = lambda _, __: None,
 ) -> Engine:
-    """Load a model and ready the ways to run it, without compiling any (`Engine.warm_up` does).
+    """Load a model and make its backends, without compiling any (`Engine.warm_up` does that).
 
     Args:
         path: a model directory, or the name of a bundled model.
         device: "cpu", or "cuda" with or without an index.
         dtype: "float32", "bfloat16" or "float16", for weights, rows and results.
         backends: which ones to load; one that cannot run here is loaded as unavailable, with the reason.
-        threads: for the CPU's operators; None is what PyTorch is set to now. Every run sets it anew.
+        threads: for the CPU's operators; None: what PyTorch is set to now. Every run sets it again.
         progress: told how many of how many steps are done: tensors read, backends made.
 
     Returns:
@@ -213,7 +213,7 @@ def load_engine(
         ConfigError: there is no model at `path`, or a field of its config is wrong.
         WeightsError: its weights are missing, unreadable or do not fit.
         UnknownBackendError: a name in `backends` is none of eager, compiled, fused.
-        BackendError: no backend was named, or the device, the dtype or the thread count is not to be had.
+        BackendError: no backend was named, or the device, the dtype or the thread count is not available.
     """
     if not backends or isinstance(backends, str):
         raise BackendError(f"backends: expected at least one of {', '.join(NAMES)} in a list, got {backends!r}")

@@ -1,12 +1,12 @@
 """Turns the feed-forward blocks of a Hugging Face checkpoint into a model directory.
 
-What each architecture calls its parts stands in models/architectures.py. Everything that a config, an index and the
-headers of the weights files can tell is checked before the first number is read.
+models/architectures.py says what each architecture calls its parts. Everything that a config, an index and the headers
+of the weights files can tell is checked before the first number is read.
 
-Weights files are mapped, one at a time, and one tensor at a time takes memory beside that. So an import's resident
-memory is that of one shard, not of the model; of a single unsharded file it is that of all the blocks that are read. It
-is mostly the file's own pages, which the system takes back where memory is short. A file larger than memory and swap
-together is refused: Linux, as it comes, does not map it.
+Weights files are memory-mapped, one at a time, and only one tensor at a time takes memory besides. So an import's
+resident memory is that of one shard, not of the model; with a single unsharded file it is that of all the blocks that
+are read. Most of it is the file's own pages, which the system reclaims when memory is short. A file larger than memory
+and swap together is refused, since Linux with its default settings does not map it.
 """
 
 import re
@@ -52,15 +52,15 @@ class _Origin:
 
 
 class Checkpoint:
-    """The feed-forward blocks of a Hugging Face model directory, their numbers left on disk until asked for.
+    """The feed-forward blocks of a Hugging Face model directory, whose numbers stay on disk until asked for.
 
-    A block is the network with its norms and the residual: x + FFN(norm(x)) in most, x being what the layer's attention
-    hands on.
+    A block is the network with its norms and the residual: mostly x + FFN(norm(x)), where x is the output of the
+    layer's attention.
 
     Args:
         source: a directory with config.json, and model.safetensors or its shards and model.safetensors.index.json.
         name: of the new model.
-        layers: the first one and the one behind the last; None is the end of the stack on that side.
+        layers: the first one and the one after the last; None: the end of the stack on that side.
 
     Attributes:
         config: of the new model.
@@ -83,7 +83,7 @@ class Checkpoint:
         self.layout = self._checked_layout()
 
     def tensors(self, progress: Callable[[int, int], None] | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Read the tensors one after the other, in order of use; each is the caller's, and should be let go of.
+        """Read the tensors one after the other, in order of use; each is the caller's, who should not keep it.
 
         Types are the checkpoint's; a norm's weight to which the architecture adds 1 is float32 at least, since half
         precision would lose what is small beside it.
@@ -92,7 +92,7 @@ class Checkpoint:
             progress: told how many blocks of how many are read.
 
         Raises:
-            ImportSourceError: a number is not finite, or the file is not what it was any more.
+            ImportSourceError: a number is not finite, or the file has changed meanwhile.
         """
         per_block = len(self._origins) // self.config.depth
         for path, names in _runs(self._origins):
@@ -301,7 +301,7 @@ def _origins(source: Path, row: Architecture, config: ModelConfig, start: int) -
 
 
 def _others(theirs: str, names: Sequence[str]) -> list[str]:
-    """Return what a module holds beside weight and bias, the names being sorted: scales, or packed numbers."""
+    """Return what a module holds besides weight and bias, such as scales or packed numbers; the names are sorted."""
     known = {f"{theirs}.{it}" for them in _SUFFIXES.values() for it in them}
     start, end = bisect_left(names, f"{theirs}."), bisect_left(names, f"{theirs}/")  # "/" comes next after "."
     return [it for it in names[start:end] if it not in known]
@@ -340,7 +340,7 @@ def _shards(index: Path) -> dict[str, Path]:
 
 
 def _runs(origins: Mapping[str, _Origin]) -> Iterator[tuple[Path, list[tuple[int, str]]]]:
-    """Group neighbours that lie in the same file; the number is how many tensors are done after each one."""
+    """Group neighbours in the same file, each group with the number of tensors done after it."""
     path: Path | None = None
     names: list[tuple[int, str]] = []
     for done, (ours, origin) in enumerate(origins.items(), start=1):

@@ -1,8 +1,7 @@
 """Shows what a forward pass is made of: the operators and kernels of each backend, their counts, times and bytes.
 
-An operator is what PyTorch dispatches on the outermost level, a kernel what a GPU runs. Bytes are each operand read
-once and the result written once, from the shapes that PyTorch records; what is compiled or replayed as a graph records
-none.
+An operator is what PyTorch dispatches on the outermost level, a kernel what a GPU runs. Bytes count each operand read
+once and the result written once, by the shapes that PyTorch records; compiled code and replayed graphs record none.
 
 Source: https://docs.pytorch.org/docs/stable/profiler.html.
 """
@@ -40,8 +39,8 @@ class Line:
     Attributes:
         level: "operator" or "kernel".
         name: PyTorch's for an operator, the compiler's for a kernel.
-        count: how often a pass; time_us and bytes are of all of them together.
-        time_us: mean over the passes; for an operator the host's, what it calls included.
+        count: how often it runs in a pass; time_us and bytes are of all of these together.
+        time_us: microseconds, mean over the passes; for an operator the host's time, including what it calls.
         bytes: None where no shapes are recorded.
     """
 
@@ -59,7 +58,7 @@ class Profile:
     Attributes:
         backend, implementation, rows: of what.
         lines: its operators and kernels.
-        unprofiled_us: the median pass of the same run when nothing is profiled; None where it was not timed.
+        unprofiled_us: the median pass of the same run, in microseconds, without the profiler; None if it was not timed.
     """
 
     backend: str
@@ -79,7 +78,7 @@ class Profile:
 
     @property
     def product_share(self) -> float | None:
-        """The share of the matrix products, what is fused into them included, in `total_us`; None without a line."""
+        """The share of `total_us` spent in matrix products, including what is fused into them; None without a line."""
         total = self.total_us
         return sum(line.time_us for line in self._shares() if _is_product(line)) / total if total > 0 else None
 
@@ -97,10 +96,10 @@ class Profile:
 
 
 def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) -> Profile:
-    """Profile `FORWARDS` passes of one backend, after as many that are timed and not profiled.
+    """Profile `FORWARDS` passes of one backend, after timing as many without the profiler.
 
     Args:
-        engine: it is best warmed up.
+        engine: preferably warmed up.
         rows: how many rows, positive.
         backend: a name among the engine's.
         trace: where to write a trace for https://ui.perfetto.dev.
@@ -121,9 +120,9 @@ def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) 
 def profile_in_steps(
     engine: Engine, rows: int, backend: str, trace: Path | None = None
 ) -> Generator[None, None, Profile]:
-    """Profile as `profile` does, one pass a step: between two of them the engine may run something else.
+    """Profile as `profile` does, one pass per step: between two steps the engine may run something else.
 
-    The trace is of the last pass. What it returns at its end is the profile.
+    The trace is of the last pass. The generator returns the profile.
 
     Raises:
         InputError, UnknownBackendError, BackendUnavailableError: as `profile`, in the first step.
@@ -168,7 +167,7 @@ def profiled(
 
 
 def table(found: Profile) -> str:
-    """Lay a profile out as text, with what its lines come to."""
+    """Lay a profile out as text, with the totals of its lines."""
     kernels = f", {found.count('kernel'):g} kernels" if found.count("kernel") else ""
     lines = [
         f"{found.backend} ({found.implementation}), {counted(found.rows)}: "
@@ -204,7 +203,7 @@ def _closing(found: Profile) -> list[str]:
 
 
 def chart(profiles: Sequence[Profile], path: Path) -> None:
-    """Draw one bar a backend, each operator's time (each kernel's where a GPU ran) a part of it, as a PNG.
+    """Draw a PNG with one bar per backend, divided into the times of its operators (of its kernels on a GPU).
 
     Raises:
         InputError: matplotlib is not installed.
@@ -263,9 +262,9 @@ def _input(engine: Engine, rows: int) -> Tensor:
 
 @torch.inference_mode()
 def _recorded(run: Callable[[], Tensor], passes: int, device: torch.device) -> Any:
-    """Return the ended session of so many passes.
+    """Return the finished profiling session of so many passes.
 
-    It is the profiler that `torch.profiler` wraps, which imports all of Inductor when it first starts: a second in
+    This uses the profiler inside `torch.profiler`, which itself imports all of Inductor at its first start: a second in
     which a server would answer nobody.
     """
     is_cuda = device.type == "cuda"

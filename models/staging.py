@@ -1,4 +1,4 @@
-"""The way of batches to a GPU and back: through pinned buffers, by one transfer each way, while others compute.
+"""Moves batches to a GPU and back: through pinned buffers, with one transfer each way, while others compute.
 
 ::
 
@@ -7,13 +7,13 @@
     reply  <- pinned, float32 <- device, float32 <-------------------------+
               no host copy       one transfer
 
-Transfers have a stream each, and computing has the engine's; events order them within a batch. So a batch is copied in
-while the one before it computes and the one before that is copied out, as far as the ring of buffers goes. float32
-crosses, whatever the engine's dtype: converting is the device's work, where it is one pass with a copy that a graph
-needs anyway, and the host touches each number once.
+Each direction of transfer has a stream of its own, and computing has the engine's; events order them within a batch.
+So a batch is copied in while the one before it computes and the one before that is copied out, as far as the ring of
+buffers allows. float32 crosses, whatever the engine's dtype: the device converts it, in the same pass as a copy that a
+graph needs anyway, and the host touches each number once.
 
 Nothing here relies on the allocator's idea of streams. A batch owns its buffers, on the host and on the device, until
-it is released, which waits for the last event behind all of its work.
+it is released, which waits for the last event after all of its work.
 
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-streams.
 """
@@ -47,13 +47,13 @@ class Event(Protocol):
 
 
 class Streams(Protocol):
-    """Where work is done in order within a stream, and beside the other streams."""
+    """Does work in order within a stream, and concurrently with the other streams."""
 
     def pinned(self, rows: int, width: int) -> Tensor:
         """Make a float32 buffer on the host that the device reads and writes by itself."""
 
     def enqueue(self, stream: StreamName, work: Callable[[], object], after: Sequence[Event] = ()) -> Event:
-        """Do `work` in a stream's turn and after some events; return the event behind it."""
+        """Do `work` in a stream's turn and after some events; return the event that follows it."""
 
     def synchronize(self) -> None:
         """Wait for all work of all streams."""
@@ -153,7 +153,7 @@ class Passage:
 
     @property
     def is_done(self) -> bool:
-        """Whether `result` waits for nothing: the result is there, or the device failed."""
+        """Whether `result` would return at once: the result is there, or the device failed."""
         return _is_past(self.done)
 
     def result(self) -> Tensor:
@@ -235,12 +235,12 @@ class Staging:
     def check(self, error: Exception) -> None:
         """Ask the device whether it still works after an error; this waits for all of its work.
 
-        After a fault on the device, an illegal address say, every later call of the process fails as well: the error is
-        sticky. After a launch that was refused none does. The device is asked because no class of errors tells the two
+        After a fault on the device, such as an illegal address, every later call of the process fails as well: the
+        error is sticky. After a refused launch none does. The device is asked because no exception class tells the two
         apart: PyTorch raises `torch.AcceleratorError` for both, Triton and cuBLAS a bare RuntimeError.
 
         Args:
-            error: what was met, other than memory that ran out.
+            error: any error but running out of memory.
 
         Raises:
             DeviceLostError: the device fails again.
@@ -320,7 +320,7 @@ class Staging:
 
 
 def staging_for(engine: Engine, max_rows: int) -> Staging | None:
-    """Ready the way to an engine's device; None where there is none to go, on a CPU.
+    """Make the staging for an engine's device; None on a CPU, which needs none.
 
     Raises:
         InputError, BackendError: as `Staging`.

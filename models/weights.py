@@ -85,7 +85,7 @@ def stored_types(directory: Path) -> tuple[str, ...]:
 
 
 def refuse_pickles(directory: Path, error: type[ModelError]) -> None:
-    """Say of a directory without a weights file that it has a pickle, where it has one.
+    """Refuse a directory without a weights file that has a pickle instead.
 
     Raises:
         error: it has.
@@ -117,8 +117,8 @@ def load(
 ) -> dict[str, Tensor]:
     """Read the weights of `config`, or make them where it has `init` and `directory` has no weights file.
 
-    Every number is looked at before the first tensor takes memory or goes to the device: a file whose numbers are of no
-    use is refused at the cost of reading it. The second reading finds it in the page cache.
+    Every number is checked before the first tensor takes memory or goes to the device, so a file with unusable numbers
+    is refused at the cost of reading it. The second reading finds it in the page cache.
 
     Args:
         directory: where model.safetensors is.
@@ -149,10 +149,10 @@ def load(
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Tell whether no number is NaN or infinity.
+    """Tell whether every number is finite.
 
-    The smallest and the largest number tell it, in one pass and without a tensor of flags: 16 million numbers take some
-    2 ms on one Zen 4 core, ``torch.isfinite(...).all()`` 80 to 140.
+    The smallest and the largest number decide it, in one pass and without a tensor of flags: 16 million numbers take
+    about 2 ms on one Zen 4 core, where ``torch.isfinite(...).all()`` takes 80 to 140 ms.
     """
     low, high = tensor.aminmax()
     return math.isfinite(low.item()) and math.isfinite(high.item())
@@ -243,7 +243,7 @@ def stream(
     Raises:
         ValueError: a tensor is not as `layout` says, is missing, or comes twice.
 
-    Source: the format, https://huggingface.co/docs/safetensors; its own library wants all the tensors at once.
+    Source: the format, https://huggingface.co/docs/safetensors; its own library needs all the tensors at once.
     """
     import torch
 
@@ -289,8 +289,7 @@ def opened(path: Path, framework: str, error: Callable[[str], Exception] = Weigh
         error: makes the exception from its sentence.
 
     Raises:
-        WeightsError: what is at `path` is no whole safetensors file, or the system does not map it; or what `error`
-            makes.
+        WeightsError: `path` is not a complete safetensors file, or the system cannot map it; or what `error` makes.
     """
     try:
         if not path.is_file() and path.exists():

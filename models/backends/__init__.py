@@ -1,7 +1,7 @@
-"""The contract between the engine and a way to run the model, and the table of ways there are.
+"""The contract between the engine and its backends, and the table of the backends there are.
 
 A backend is a class for one kind of device. It is asked whether it can run (`unavailable_reason`), made from the
-module that holds the weights, readied (`warm_up`), and called. Nothing in it chooses another backend: what cannot run
+module that holds the weights, readied (`warm_up`), and called. It never chooses another backend: if it cannot run, it
 says so.
 """
 
@@ -69,7 +69,7 @@ class Backend(ABC):
     def static_input(self, rows: int) -> Tensor | None:  # noqa: ARG002
         """Return (rows, width_in) that a call reads in place, where rows written there before spare it a copy.
 
-        It is overwritten by every other call of so many rows. None where there is no such place, or none yet.
+        Every other call with so many rows overwrites it. None where there is no such place, or none yet.
         """
         return None
 
@@ -96,7 +96,7 @@ class Backend(ABC):
 
 
 def find(name: str, device: torch.device) -> type[Backend] | None:
-    """Return the class that runs the backend `name` on `device`, None where there is no plan for it.
+    """Return the class that runs the backend `name` on `device`, None where there is none.
 
     Raises:
         KeyError: no backend has this name.

@@ -28,9 +28,10 @@ from models.mlp import MLP
 class CompiledOnCPU(Padded):
     """One graph for every row count, 1 included.
 
-    Measured on two Zen 4 cores at 768x3072, four blocks, float32: one row takes 5.3 ms so and 7.5 ms with a static
-    graph, which leaves oneDNN's packed product for MKL's; so do other row counts, and each would compile for seconds.
-    In bfloat16 the two are level. Freezing packs the matrices for oneDNN, so this holds them a second time.
+    Measured on two Zen 4 cores at 768x3072, four blocks, float32: one row takes 5.3 ms this way and 7.5 ms with a
+    static graph, which uses MKL's product in place of oneDNN's packed one. Other row counts do the same, and each would
+    compile for seconds. In bfloat16 both take the same time. Freezing packs the matrices for oneDNN, so this holds them
+    a second time.
     """
 
     implementation = "inductor"
@@ -65,9 +66,9 @@ class CompiledOnCPU(Padded):
 
 
 class CompiledOnCUDA(Bucketed):
-    """One static graph for each power of two of rows, padded up to, captured once and replayed as a CUDA graph.
+    """One static graph for each power of two that rows are padded to, captured once and replayed as a CUDA graph.
 
-    Static shapes let Inductor choose its tiles; the replay spares the launches that dominate at few rows.
+    Static shapes let Inductor choose its tiles; the replay saves the launches that dominate at few rows.
     """
 
     implementation = "inductor"
@@ -91,8 +92,8 @@ def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
     """Return `model` compiled by Inductor with its weights frozen; a second compilation raises.
 
     The compilation happens in the first call, for the shape of its rows; a row count marked dynamic stays free.
-    PyTorch keeps what it compiled by code object and counts recompilations by it, so each function made here has one of
-    its own, and engines do not meet.
+    PyTorch keeps compiled code and counts recompilations by code object, so each function made here has a code object
+    of its own, and engines do not share one.
 
     Raises:
         RuntimeError: from the returned function, where a call does not fit what was compiled.
@@ -139,7 +140,7 @@ def compiled_once(model: MLP) -> Callable[[Tensor], Tensor]:
 
 
 def missing_toolchain() -> str | None:
-    """Say what Inductor lacks to build C++ here, looked for as it looks; None where nothing is missing.
+    """Say what Inductor lacks to build C++ here, searching as it does; None where nothing is missing.
 
     Where Python's headers are in the virtual environment alone, CPATH is made to lead the compiler there.
 

@@ -1,4 +1,4 @@
-"""Fewer, larger operators: activation, gate and residual are done while the product's tile is still at hand."""
+"""Fewer, larger operators: activation, gate and residual are computed while the product's tile is in registers."""
 
 from collections.abc import Callable
 
@@ -18,11 +18,11 @@ class FusedOnCPU(Padded):
 
     oneDNN's blocked layout needs a copy, so this holds the matrices a second time.
 
-    Tried on two Zen 4 cores at 768x3072, four blocks, by time against this plan's, and left out: gate and up stacked as
-    one product with a pass for the gate, 1.02 to 1.04 in float32, 0.91 to 1.1 in bfloat16 on a busy machine; 128 or 256
-    rows at a time, 0.98 to 1.13. On Zen 5: activation, gate and residual as passes of their own, 1.04 to 1.1. The
-    compiler's plan has the same products and post-ops, and from 256 rows on both run at 96% and more of what one large
-    product does there (docs/results/bench-cpu-bfloat16.json), so neither has much to gain on the other.
+    Tried and left out, with the time relative to this plan's, on two Zen 4 cores at 768x3072, four blocks: gate and up
+    stacked as one product with a pass for the gate, 1.02 to 1.04 in float32, 0.91 to 1.1 in bfloat16 on a busy machine;
+    128 or 256 rows at a time, 0.98 to 1.13. On Zen 5: activation, gate and residual as separate passes, 1.04 to 1.1.
+    The compiler's plan has the same products and post-ops, and from 256 rows on both reach at least 96% of the rate of
+    one large product there (docs/results/bench-cpu-bfloat16.json), so neither can gain much on the other.
     """
 
     implementation = "onednn"
@@ -92,7 +92,7 @@ def _norm(module: nn.Module) -> Callable[[Tensor], Tensor]:
 
 
 def _smallness(model: MLP) -> str | None:
-    """Say up to how many rows no product is large enough for a post-op, where that is so."""
+    """Say up to how many rows no product is large enough for a post-op; None where every row count has one."""
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     rows = min(
         plain_rows(layer.weight.dtype, layer.in_features, layer.out_features, has_activation=True)  # its smaller answer

@@ -1,4 +1,4 @@
-"""The plan for GPUs: a gated pre-norm block in three kernels, the whole stack replayed as one CUDA graph a row bucket.
+"""The plan for GPUs: three kernels for a gated pre-norm block, and one CUDA graph of the whole stack per row bucket.
 
 ============  =========================================================  =======
 block         kernels                                                    eager's
@@ -10,10 +10,10 @@ post          the products; linear with residual; norm                   as pre
 both          as pre, the second norm, the residual in the next norm     one more
 ============  =========================================================  =======
 
-The second row is an RMSNorm folded into the layer behind it, where `python -m kernels tune` measured that to be faster
-(kernels/tiles); its weight is multiplied into gate and up when the first such bucket is readied, which holds those two
-a second time. The other two ways of a hidden layer (see models/backends/paths.py) take one kernel more; a product with
-K split, one more for its sums.
+The second row has the RMSNorm folded into the layer after it, where `python -m kernels tune` measured that to be faster
+(kernels/tiles). Its weight is multiplied into gate and up when the first such bucket is readied, so those two are held
+a second time. The other two ways to compute a hidden layer (see models/backends/paths.py) take one kernel more; a
+product with K split takes one more for its sums.
 """
 
 from collections.abc import Callable
@@ -134,7 +134,7 @@ class _FusedBlock:
     """A block. Shapes as in models/mlp.py.
 
     Attributes:
-        apart: why the norm could not be folded into the hidden layer where it was to be; None otherwise.
+        apart: why the norm could not be folded into the hidden layer although it should have been; None otherwise.
     """
 
     def __init__(self, block: Block) -> None:

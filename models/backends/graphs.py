@@ -56,12 +56,12 @@ class Bucketed(Backend):
 class Replay:
     """Replays a graph on as many rows as its input holds, or fewer.
 
-    Padding rows hold what the last call left there; rows do not see each other.
+    Padding rows hold what the last call left there, which does no harm: rows do not affect each other.
 
     Args:
         static_input: the graph's input; rows that are there already are not copied.
         result: the graph's output.
-        replay: computes the one from the other.
+        replay: computes `result` from `static_input`.
     """
 
     def __init__(self, static_input: Tensor, result: Tensor, replay: Callable[[], object]) -> None:
@@ -114,7 +114,7 @@ def buckets(max_rows: int) -> Sequence[int]:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect no garbage: what finalises a kernel or a graph then would invalidate the capture."""
+    """Suspend garbage collection, since finalising a kernel or a graph would invalidate the capture."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

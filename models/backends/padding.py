@@ -1,9 +1,9 @@
-"""Rows padded up to a count of which there are few, for plans whose products are oneDNN's.
+"""Pads rows up to one of a few row counts, for backends whose products are oneDNN's.
 
-oneDNN makes a primitive, and compiles code, for each number of rows that a product meets, and keeps it. On two Zen 5
-cores the first pass of the digits model at a number of rows took 6 times as long as the next ones in float32, and 10
-times in bfloat16, 1.5 to 2 ms more; 300 numbers of rows took 400 to 550 MiB. Of 768x3072, four blocks, it was 1.16
-times, 3.5 ms more.
+oneDNN makes a primitive, compiling code for it, for each row count that a product meets, and keeps it. On two Zen 5
+cores the digits model's first pass at a row count took 6 times as long as the next ones in float32, and 10 times in
+bfloat16, which is 1.5 to 2 ms more; 300 row counts took 400 to 550 MiB. At 768x3072, four blocks, it took 1.16 times as
+long, 3.5 ms more.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ LEAST_STEP = 8  # rows
 
 
 class Padded(Backend):
-    """A backend that runs some row counts for all: each is readied before the first request.
+    """A backend that runs only some row counts, each readied before the first request.
 
-    Where one forward pass is so much work that a primitive's making drowns in it, no row is added.
+    No row is added where making a primitive takes little time beside a forward pass.
     """
 
     def padded_rows(self, rows: int) -> int:
@@ -36,9 +36,9 @@ class Padded(Backend):
 def padded_rows(config: ModelConfig, rows: int) -> int:
     """Return the least row count from `rows` on that a plan runs.
 
-    These are all up to `READY_ROWS`, and beyond multiples of 8, or of a thirty-second of the next power of two where
-    that is more: up to an eighth is added to 65 rows, up to a sixteenth from 129 rows on, and 40 counts reach from 65
-    to 512. Where a pass exceeds `READY_FLOPS`, nothing is added.
+    These are all counts up to `READY_ROWS`; above, the multiples of 8, or of a thirty-second of the next power of two
+    if that is more. So at most an eighth is added to 65 rows, at most a sixteenth from 129 rows on, and 40 counts cover
+    65 to 512. Nothing is added where a pass exceeds `READY_FLOPS`.
     """
     if rows <= READY_ROWS:
         return rows

@@ -2,8 +2,8 @@
 
 - ``dual``: one kernel for both products and the gate; it moves the fewest bytes.
 - ``library``: PyTorch's own product (cuBLAS) with gate and up stacked, then one pass for the gate.
-- ``split``: our product of the stack with K split, then the same pass; for rows so few that the other kernels leave
-  multiprocessors idle.
+- ``split``: our product of the stacked gate and up with K split, then the same pass; for so few rows that the other
+  kernels leave multiprocessors idle.
 
 paths.json holds what was measured, by device name, dtype, widths and bucket; `default` computes the rest.
 """
@@ -41,11 +41,11 @@ def choose(device: str, dtype: torch.dtype, dim: int, hidden: int, bucket: int, 
 
 
 def default(dtype: torch.dtype, dim: int, hidden: int, bucket: int, multiprocessors: int) -> HiddenPath:
-    """Reason from shapes: split where columns are too few for the multiprocessors, library where the rate decides.
+    """Choose by the shapes: split if there are too few columns for the multiprocessors, library where the rate decides.
 
-    Above `FEW_ROWS` rows the dual product pays if it reaches 1 / (1 + 272 / dim) of cuBLAS's rate: the bytes it spares
-    against the FLOPs it takes longer for, on a GPU of 181 FLOPs a byte. float32 has no matrix instruction that keeps
-    its precision, and there the library's plain multiply-adds are taken to win.
+    Above `FEW_ROWS` rows the dual product pays if it reaches 1 / (1 + 272 / dim) of cuBLAS's rate: that weighs the
+    bytes it saves against its slower FLOPs, on a GPU of 181 FLOPs per byte. float32 has no matrix instruction that
+    keeps its precision; there the library's plain multiply-adds are assumed to win.
     """
     if bucket <= FEW_ROWS:
         return "split" if hidden // NARROWEST_TILE < multiprocessors / 2 else "dual"
@@ -57,7 +57,7 @@ def table() -> dict[str, Any]:
     """Read paths.json.
 
     Raises:
-        ValueError: it holds a path that there is not.
+        ValueError: it holds an unknown path.
     """
     found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     for device, dtypes in found.items():
@@ -73,7 +73,7 @@ def table() -> dict[str, Any]:
 
 
 def record(measured: dict[str, Any]) -> None:
-    """Put measured paths into paths.json, in the place of those of the same device, dtype and widths."""
+    """Put measured paths into paths.json, replacing those of the same device, dtype and widths."""
     found = table()
     for device, dtypes in measured.items():
         for dtype, widths in dtypes.items():
