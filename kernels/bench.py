@@ -1,4 +1,4 @@
-"""Measures operators against eager and against the roof of the device they ran on, measured in the same run."""
+"""Measures operators against eager, and against the device's roof, measured in the same run."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +22,7 @@ from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear, rms_gated_linear_torch
 from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof, roof_record
 
-HINTS = (1, 16, 64, 256)  # row counts a weight may be packed for
+HINTS = (1, 16, 64, 256)  # row counts that a weight may be packed for
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 GPU_DTYPES = (torch.bfloat16, torch.float16)
 CPU_SHAPES = ((64, 192), (128, 512), (256, 768), (768, 3072), (3072, 768))  # in, out
@@ -30,7 +30,7 @@ GPU_SHAPES = ((768, 3072), (4096, 14336))  # dim, hidden
 CPU_ROWS = (1, 2, 4, 16, 64, 256)
 GPU_ROWS = (1, 8, 32, 128, 512, 2048, 8192)
 
-# Liger's modules for a whole gated block, and what they compute: the exact GELU is none of theirs.
+# Liger's modules for a whole gated block, and their activations; none has the exact GELU.
 LIGER_ACTIVATIONS = {"LigerGEGLUMLP": "gelu_tanh", "LigerSwiGLUMLP": "silu"}
 
 
@@ -46,7 +46,7 @@ class Row(NamedTuple):
         is_cold: whether the caches were flushed before each repetition.
         timing: per call.
         work: what had to be moved and computed.
-        roof_share: of the least time that this device needs for `work`, over the median.
+        roof_share: the least time that this device needs for `work`, over the median time.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""What every command line has: errors in one line, and parsers of counts and paths."""
+"""What every command line needs: errors in one line, and parsers of counts and paths."""
 
 import argparse
 from pathlib import Path
@@ -31,7 +31,7 @@ def thread_count(text: str) -> int:
 
 
 def path(text: str) -> Path:
-    """Parse a path; an empty one, which would stand for the directory one is in, is none."""
+    """Parse a path; an empty one, which would mean the current directory, is refused."""
     if not text:
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
     return Path(text)

@@ -155,7 +155,7 @@ def gated_linear(
 ) -> Tensor:
     """Compute ``act(x Wg' + bg) * (x Wu' + bu)`` in one kernel: float32 sums and arithmetic, rounded once.
 
-    float32 stays float32, with no TF32. Nothing is rounded on the way to the result, where eager rounds gate, up and
+    float32 stays float32, with no TF32. Nothing is rounded on the way to the result, whereas eager rounds gate, up and
     activation.
 
     Args:
@@ -245,7 +245,7 @@ def check(
 
 
 def choose_tile(op: str, x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tile:
-    """Return the tile listed for `op`, (rows, in) and the weights, or the default where none is or can be fed."""
+    """Return the tile listed for `op`, (rows, in) and the weights, or the default if there is none that can be fed."""
     tile = listed_tile(op, arch_of(x.device), x.dtype, *x.shape, gate_weight.shape[0])
     if tile is None or (tile.feed == "tma" and not takes_tma(x, gate_weight, up_weight)):
         return default_tile(op, x.dtype, x.shape[0], gate_weight.shape[0], multiprocessor_count(x))

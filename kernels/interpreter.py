@@ -1,4 +1,4 @@
-"""What Triton's interpreter gets wrong about bfloat16, put right in one place; compiled kernels are not touched by it.
+"""Corrects what Triton's interpreter gets wrong about bfloat16; compiled kernels are not affected.
 
 The interpreter holds bfloat16 as 16-bit integers. It multiplies those bit patterns in `tl.dot`, and truncates where a
 GPU rounds to nearest even (triton-lang/triton#11584).

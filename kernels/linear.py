@@ -1,4 +1,4 @@
-"""Linear layer, residual + act(x W' + b): the epilogue in the kernel, and K split where rows are few.
+"""Linear layer, residual + act(x W' + b), with the epilogue in the kernel, and K split for few rows.
 
 Reads MK + NK (+ MN) and writes MN elements for 2MNK FLOPs; K in S parts writes and reads 4SMN bytes more.
 """
@@ -22,7 +22,7 @@ from kernels.operands import (
 )
 from kernels.tiles import GROUP_M, Tile, arch_of, linear_tile, listed_tile, split_k, tile_of_program
 
-BLOCK = 1024  # elements of the result a program of the second kernel sums
+BLOCK = 1024  # elements of the result that one program of the second kernel sums
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm of x, or of x + residual. Reads MN (2MN) and writes MN (2MN) elements: memory-bound.
 
-A row stays in registers from its load to its store, so that a LayerNorm's variance is of deviations from the mean and
-costs no second read.
+A row stays in registers from its load to its store, so that a LayerNorm can take its variance from the deviations from
+the mean without a second read.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ WIDEST = 16384  # 32 elements of the row a thread at 16 warps; a row twice as wi
 
 
 class NormBlock(NamedTuple):
-    """What one program normalizes, and with how many warps."""
+    """The rows and columns that one program normalizes, and its warps."""
 
     block_m: int
     block_n: int
@@ -27,7 +27,7 @@ class NormBlock(NamedTuple):
 
 
 def norm_block(width: int) -> NormBlock:
-    """Choose rows a program and warps for `width` columns: 8 elements a thread up to 4096 columns, then more."""
+    """Choose rows and warps per program for `width` columns: 8 elements per thread up to 4096 columns, then more."""
     block_n: int = triton.next_power_of_2(width)
     return NormBlock(max(1, 1024 // block_n), block_n, min(16, max(4, block_n // 256)))
 

@@ -1,4 +1,4 @@
-"""RMSNorm on a CPU in fewer passes than PyTorch's, which is a chain of six operators.
+"""RMSNorm on a CPU in fewer passes than PyTorch's chain of six operators.
 
 The row's scale is one reduction and one hypotenuse: ``sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n)``, with
 ``sqrt(n)`` folded into the weight. Measured by `python -m kernels bench --device cpu`, docs/results/onednn.json.
@@ -23,7 +23,7 @@ class RMSNormCPU:
 
     Raises:
         ValueError: the weight is not one dimension of at least one element on the CPU, or `eps` is negative.
-        TypeError: the dtype is none of the three.
+        TypeError: the dtype is not one of these three.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467.
     """

@@ -1,4 +1,4 @@
-"""The rule a fused operator is accepted by, written once for the tests and for `python -m kernels check`."""
+"""The rule by which a fused operator is accepted, for the tests and for `python -m kernels check`."""
 
 import math
 
@@ -12,17 +12,17 @@ def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, roundings: float =
     """Apply ``|fused - exact| <= 2 |eager - exact| + tiny``, once by the largest and once by the rms error.
 
     ``tiny`` is one float32 rounding of the largest (or rms) exact value, or as many as `roundings` says: sums are
-    float32, and where there is little to sum the two sides differ by the order of summation alone.
+    float32, and short sums differ between the two sides only by the order of summation.
 
     Args:
         fused: result under test, any shape, any floating dtype.
         eager: the same computed by PyTorch's own operators; shape and dtype of `fused`.
         exact: the same computed in float64 from the same (rounded) inputs; finite.
-        roundings: how many float32 roundings the two sides may be apart for reasons of order alone: see `chain` for a
+        roundings: how many float32 roundings the two sides may be apart because of the order alone: see `chain` for a
             long sum; a whole model has one for each of its products.
 
     Returns:
-        None where the rule holds, else one sentence with both errors. NaN in `fused` never passes.
+        None if the rule holds, else a sentence with both errors. NaN in `fused` never passes.
 
     Raises:
         ValueError: `exact` or `eager` is not finite, or `exact` has another shape than `eager`.
@@ -51,7 +51,7 @@ def disagreement(fused: Tensor, eager: Tensor, exact: Tensor, roundings: float =
 
 
 def chain(terms: int) -> float:
-    """Return the roundings that a float32 sum of `terms`, one after the other, may be apart from one in blocks.
+    """Return how many roundings a float32 sum of `terms` one after the other may differ from a sum in blocks.
 
     Source: Higham and Mary 2019, https://doi.org/10.1137/18M1226312: the error of a chain grows as ``sqrt(n)`` half
     roundings.

@@ -58,9 +58,9 @@ def plain_rows(dtype: torch.dtype, in_features: int, out_features: int, has_acti
     """Return up to how many rows PyTorch's own product and a pass in place are faster than oneDNN's call.
 
     A oneDNN call costs some 15 us before it multiplies. By docs/results/onednn.json, in float32 the plain way wins up
-    to 250,000 multiplications while the weight has fewer than 262,144 elements; without an activation, whose pass
-    costs as much as the call saves, up to 1,000,000 while it has at most 65,536. In bfloat16 it wins only for 1 row of
-    the smallest weights.
+    to 250,000 multiplications if the weight has fewer than 262,144 elements. Without an activation, whose pass costs
+    as much as the call saves, it wins up to 1,000,000 multiplications if the weight has at most 65,536 elements. In
+    bfloat16 it wins only for 1 row of the smallest weights.
     """
     elements = in_features * out_features
     if dtype != torch.float32:
@@ -131,8 +131,8 @@ class PackedLinear:
 
     Raises:
         ValueError: a shape is wrong, a width is zero, or a tensor is not on the CPU.
-        TypeError: the dtype is none of the three, or bias and weight differ in it.
-        RuntimeError: oneDNN cannot do it here, for the reason `unavailable` gives.
+        TypeError: the dtype is not one of the three, or bias and weight differ in dtype.
+        RuntimeError: oneDNN cannot do it here, for the reason that `unavailable` gives.
 
     Source: PyTorch's own use of the operators, torch/_inductor/fx_passes/mkldnn_fusion.py.
     """
@@ -238,7 +238,7 @@ class PackedLinear:
 
     @property
     def copied_bytes(self) -> int:
-        """What this holds beside the weight and the bias it was made from, padding of the blocked layout left out."""
+        """Bytes held besides the weight and bias that this was made from, without padding of the blocked layout."""
         weight = self.in_features * self.out_features * self.dtype.itemsize
         bias = 0 if self._bias is None else self._bias.nbytes
         return (weight if self._plain is None else 2 * weight) + bias

@@ -1,4 +1,4 @@
-"""What every Triton operator asks of its operands, and the device it launches on."""
+"""What every Triton operator requires of its operands, and the device it launches on."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -75,7 +75,7 @@ def launch_on(op: str, tensor: Tensor) -> AbstractContextManager[object]:
 def multiprocessor_count(tensor: Tensor) -> int:
     """Count the multiprocessors (compute units on ROCm) that `tensor`'s device spreads programs over.
 
-    The interpreter runs programs one by one, as for `INTERPRETED_MULTIPROCESSORS`.
+    On a CPU, where the interpreter runs programs one by one, it is `INTERPRETED_MULTIPROCESSORS`.
     """
     if not tensor.is_cuda:
         return INTERPRETED_MULTIPROCESSORS

@@ -1,4 +1,4 @@
-"""The files and directories that a command writes: whether they can be, asked before the work, and the writing."""
+"""Checks before the work that a command's files and directories can be written, and writes the files."""
 
 import os
 from pathlib import Path

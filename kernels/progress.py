@@ -1,4 +1,4 @@
-"""Shows on stderr how far a long task is."""
+"""Shows on stderr how far a long task has got."""
 
 import math
 import shutil
@@ -16,13 +16,13 @@ class Progress:
     """A bar where stderr is a terminal, else one line at the start and one at the end.
 
     Use it as a context manager, and call it with how much of how much is done, or call `step` after each of `total`.
-    A task that tells nothing is shown by its label alone, from a thread that waits for it.
+    A task that reports no progress is shown by its label alone, from a thread.
 
     Args:
         label: what is going on.
         total: how many steps there are, where `step` counts them.
         stream: where to write; stderr if None.
-        patience_s: nothing is shown before; most tasks do not take that long.
+        patience_s: seconds before anything is shown; most tasks are done by then.
         clock: seconds, monotonic.
     """
 

@@ -1,8 +1,9 @@
 """Gated linear layer of RMSNorm(x): `gated_linear`'s kernels, with the norm in them, in place of two launches.
 
-A row's ``1 / rms(x)`` leaves the sums over K, so it is applied to the two sums, before bias and activation; the kernel
-sums the squares of the tiles of x that it multiplies anyway. The norm's weight goes into the columns of Wg and Wu once,
-by `fold_norm`. So 2MK elements less cross memory than with a norm of its own, which writes MK that are read again.
+A row's ``1 / rms(x)`` can be taken out of the sums over K, so it is applied to the two sums, before bias and
+activation; the kernel sums the squares of the tiles of x that it multiplies anyway. `fold_norm` multiplies the norm's
+weight into the columns of Wg and Wu once. So 2MK fewer elements cross memory than with a separate norm, which writes MK
+elements that are then read again.
 
 Source: the algebra of quack's gemm_norm_act, https://github.com/Dao-AILab/quack.
 """
@@ -16,7 +17,7 @@ from kernels.gated_linear import choose_tile, gated_linear_torch, launch
 from kernels.operands import as_rows
 
 OP = "rms_gated_linear"
-FOLDED_ROWS = 256  # held in float64 at a time, a few times over: 8 MiB each where they are 4,096 wide
+FOLDED_ROWS = 256  # rows held in float64 at a time, in a few copies: 8 MiB each if they are 4,096 wide
 
 
 def rms_gated_linear(
@@ -76,12 +77,12 @@ def rms_gated_linear_torch(
 def fold_norm(weight: Tensor, norm_weight: Tensor) -> Tensor:
     """Multiply the columns of `weight`, (out, in), by a norm's weight, (in,), and round once to the dtype of `weight`.
 
-    That rounding is to the products what eager's rounding of the normed row is: one half unit in the last place a term.
-    Beside the result it takes memory for `FOLDED_ROWS` rows in float64, not for all of them.
+    That rounding affects the products as eager's rounding of the normed row does: half a unit in the last place per
+    term. Besides the result it takes memory for only `FOLDED_ROWS` rows in float64.
 
     Raises:
-        ValueError: the shapes do not fit, or the dtype cannot hold the products: some row of them is off by more than
-            half a unit in the last place, in the root mean square, since they are too small or too large for it.
+        ValueError: the shapes do not fit, or the dtype cannot hold the products: the root-mean-square error of some row
+            exceeds half a unit in the last place, since its values are too small or too large.
     """
     if weight.ndim != 2 or norm_weight.shape != weight.shape[1:]:
         raise ValueError(

@@ -1,7 +1,7 @@
-"""What an operator moves and computes, what the device can at most, measured in the same run, and the time between.
+"""What an operator moves and computes, the most that the device can do, measured in the same run, and timing.
 
 Times on a GPU are between two events on its stream. The host is given a head start, so that launching is not measured:
-what runs from a CUDA graph, or behind other work, does not pay for it either.
+kernels replayed from a CUDA graph, or queued behind other work, do not pay for it either.
 """
 
 import math
@@ -20,7 +20,7 @@ HEAD_START_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond, while t
 # Far beyond every cache, and square products that keep every core busy; which of them is fastest, nobody knows before.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
 PRODUCT_SIDES = {"cpu": (1024, 2048), "cuda": (8192,)}
-PATIENCE_S = 1.0  # of a product that takes so long no further try is made
+PATIENCE_S = 1.0  # a product whose tries have taken this long is not tried again
 
 
 class Work(NamedTuple):
@@ -46,7 +46,7 @@ class Roof(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """Seconds a call: the median and the 20th and 80th percentile of the repetitions."""
+    """Seconds per call: the median and the 20th and 80th percentile of the repetitions."""
 
     median_s: float
     low_s: float
@@ -55,7 +55,7 @@ class Timing(NamedTuple):
 
 
 def timing(seconds: Sequence[float]) -> Timing:
-    """Sum up repetitions.
+    """Summarise repetitions.
 
     Raises:
         ValueError: there are none.
@@ -74,7 +74,7 @@ def interleaved(
     before: Callable[[], object] | None = None,
     calls_each: int = 1,
 ) -> dict[str, Timing]:
-    """Time `calls` in turn, so that a change of clock or load meets all of them alike.
+    """Time `calls` in turn, so that a change of clock or load affects all of them alike.
 
     Args:
         calls: what to time, by name; each runs twice before, unmeasured.
@@ -84,7 +84,7 @@ def interleaved(
         calls_each: calls in one repetition, whose time is divided by it.
 
     Returns:
-        One timing a name, per call.
+        A timing per call for each name.
     """
     for call in calls.values():
         call()
@@ -172,7 +172,7 @@ def roof_record(roof: Roof) -> dict[str, object]:
 
 
 def described(roof: Roof) -> str:
-    """Say a roof in words."""
+    """Describe a roof in words."""
     products = (
         f"product in {str(dtype).removeprefix('torch.')} {rate / 1e12:.3f} TFLOP/s, ridge {roof.ridge(dtype):.1f} FLOP "
         "per byte"

@@ -1,8 +1,8 @@
 """Tiles of the matrix kernels: from a table per architecture, else a default computed from dtype and row count.
 
 `tiles/ARCH.json` lists entries, each for an op, a dtype, a range of rows and two widths (null: any). An entry's source
-says whether the tile is "computed", reasoned from shapes, or "measured" by ``python -m kernels tune`` on a GPU. One for
-rms_gated_linear also says whether that was faster there than a norm and a gated_linear: see `is_norm_folded`.
+says whether the tile is "computed", reasoned from shapes, or "measured" by ``python -m kernels tune`` on a GPU. An
+entry for rms_gated_linear also says whether that was faster there than a norm and a gated_linear: see `is_norm_folded`.
 
 Every default compiles without spilling for sm_80, sm_90, sm_100 and gfx942, and its stages fit the shared memory a
 program may have there and on sm_86 and sm_89: 64 KiB on gfx942, 99 KiB on the smallest of the others.
@@ -36,7 +36,8 @@ class Tile(NamedTuple):
     """What one program computes, (block_m, block_n) in steps of block_k, and how it is compiled and fed.
 
     Fed by "pointers", a program computes one tile. Fed by "tma", the copy engine of Hopper and later, as many programs
-    as there are multiprocessors take one tile after another; widths that engine cannot read take the computed default.
+    as there are multiprocessors take one tile after another; widths that the engine cannot read use the computed
+    default.
     """
 
     block_m: int
@@ -69,13 +70,13 @@ def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
 
 
 def rms_gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
-    """Choose `gated_linear_tile`'s, with eight warps where it is wide: x, squared in registers, spills at four."""
+    """Choose `gated_linear_tile`'s tile, with eight warps if it is wide: with four, squaring x in registers spills."""
     tile = gated_linear_tile(dtype, rows)
     return tile._replace(num_warps=8) if tile.block_n == 64 else tile
 
 
 def linear_tile(dtype: torch.dtype, rows: int, out_features: int, multiprocessors: int) -> Tile:
-    """Choose the tile for (rows, out_features); the largest only where it gives half the multiprocessors one."""
+    """Choose the tile for (rows, out_features); the largest only if there are enough for half the multiprocessors."""
     if dtype == torch.float32:
         if rows <= 16:
             return Tile(16, 32, 64, 4, 3)
@@ -245,7 +246,7 @@ def listed_tile(
 
 
 def is_norm_folded(arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> bool:
-    """Tell whether rms_gated_linear was measured to beat rms_norm and gated_linear; not where nothing is listed.
+    """Tell whether rms_gated_linear was measured to beat rms_norm and gated_linear; false where nothing is listed.
 
     Raises as `read_table` does.
     """
@@ -271,7 +272,7 @@ def _listed(
 
 
 def forget_tables() -> None:
-    """Read the tables anew where they are asked for next, since their files were written."""
+    """Have the tables read again at their next use, since their files have changed."""
     table.cache_clear()
     listed_tile.cache_clear()
 

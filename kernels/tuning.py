@@ -1,6 +1,6 @@
 """Measures candidate tiles of the matrix kernels on the GPU at hand and writes the fastest into its table.
 
-Of rms_gated_linear it also measures what that replaces, rms_norm and gated_linear with the tile that the table lists.
+For rms_gated_linear it also measures what that replaces: rms_norm, and gated_linear with the tile that the table lists.
 """
 
 import itertools
@@ -59,7 +59,7 @@ def problems(
 
 
 def candidates(problem: Problem, arch: str, multiprocessors: int) -> Iterator[Tile]:  # noqa: ARG001
-    """List tiles worth measuring: no taller than the rows ask for, and few enough accumulators not to spill."""
+    """List tiles worth measuring: no taller than the rows need, and with too few accumulators to spill."""
     tallest = max(16, min(128, triton.next_power_of_2(problem.rows)))
     accumulators = 1 if problem.op == "linear" else 2
     heights = [height for height in (16, 32, 64, 128) if tallest // 2 <= height <= tallest]
@@ -73,9 +73,9 @@ def candidates(problem: Problem, arch: str, multiprocessors: int) -> Iterator[Ti
 
 
 def few_candidates(problem: Problem, arch: str, multiprocessors: int) -> Iterator[Tile]:
-    """List the computed default for so many multiprocessors, and those `candidates` that differ from it in one thing.
+    """List the computed default for so many multiprocessors, and the `candidates` that differ from it in one field.
 
-    They are a tenth of them.
+    These are about a tenth of the candidates.
     """
     dtype = DTYPES[problem.dtype]
     default = default_tile(problem.op, dtype, problem.rows, problem.out_features, multiprocessors)
@@ -95,9 +95,9 @@ def tune(
 ) -> list[dict[str, Any]]:
     """Measure every candidate of every problem and return the fastest as table entries.
 
-    A candidate that does not compile, does not fit the chip or is wrong is no candidate. To compare a folded norm with
-    one of its own, the table has to hold measured tiles of gated_linear by then. No problem is begun after `deadline`,
-    by the clock of `time.monotonic`: the entries are of as many problems as they are, from the first on.
+    A candidate that does not compile, does not fit the chip or gives wrong results is left out. To compare a folded
+    norm with a separate one, the table must hold measured tiles of gated_linear by then. No problem is begun after
+    `deadline`, by the clock of `time.monotonic`; the entries are then of the first problems only.
 
     Raises:
         RuntimeError: no candidate of a problem is left, or a folded norm has nothing measured to be compared with.
@@ -185,9 +185,9 @@ def _run_separate(operands: Sequence[Tensor], norm_weight: Tensor) -> Tensor:
 def _entry(
     problem: Problem, tile: Tile, timing: Timing, separate: Timing | None, device: torch.device
 ) -> dict[str, Any]:
-    """Make a table's entry; a norm is folded where that is faster by more than the repetitions spread.
+    """Make a table's entry; a norm is folded if that is faster by more than the spread of the repetitions.
 
-    A tie is none: folding holds gate and up a second time.
+    After a tie it is not, since folding holds gate and up a second time.
     """
     sizes = {name: getattr(tile, name) for name in (*SIZES, "feed")}
     values = {name: value for name, value in problem._asdict().items() if name != "rows"}
@@ -231,6 +231,6 @@ def merged(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list
 
 
 def write_entries(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write entries into the table at `path`, which need not exist, one a line."""
+    """Write entries, one per line, into the table at `path`, which need not exist."""
     old = json.loads(path.read_text()) if path.exists() else []
     path.write_text("[\n" + ",\n".join(f"  {json.dumps(entry)}" for entry in merged(entries, old)) + "\n]\n")

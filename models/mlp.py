@@ -1,4 +1,4 @@
-"""The whole network, in plain PyTorch: what it computes is what every backend has to compute.
+"""The whole network, in plain PyTorch: the reference for what every backend computes.
 
 Source: Shazeer 2020, https://arxiv.org/abs/2002.05202 (gated feed-forward networks); Zhang and Sennrich 2019,
 https://arxiv.org/abs/1910.07467 (RMSNorm); Hendrycks and Gimpel 2016, https://arxiv.org/abs/1606.08415 (GELU and its

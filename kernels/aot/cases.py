@@ -43,7 +43,7 @@ class Case:
         dtype: a key of `DTYPES`; of the operands and the result.
         constants: compile-time parameters of the kernel.
         absent: pointers, and other operands, that are None.
-        num_warps: warps a program.
+        num_warps: warps per program.
         num_stages: steps whose loads are in flight.
     """
 
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """A name that no other case has, fit for a file."""
+        """A unique name, fit for a file."""
         constants = [f"{name.lower()}-{value}" for name, value in self.constants]
         absent = [f"no-{name.removesuffix('_ptr')}" for name in self.absent]
         words = [self.kernel, self.dtype, *constants, *absent, f"warps-{self.num_warps}", f"stages-{self.num_stages}"]
@@ -88,9 +88,9 @@ class Case:
 def cases(archs: Sequence[str] = tuple(ARCHS)) -> list[Case]:
     """List what is shipped: every kernel, dtype, activation and tile, for each of `archs`.
 
-    An operand that may be left out is a load outside the loop: cases have them all. Without it registers are allotted
-    anew, and not always fewer, so that in bfloat16 the gated layer is compiled both ways, and the others once. With the
-    norm in it, that layer is a kernel of its own here.
+    An optional operand is a load outside the loop, and cases have all of them. Without it registers are allocated
+    differently, and not always fewer, so in bfloat16 the gated layer is compiled with and without; the others are
+    compiled once. The gated layer with the norm in it counts as a kernel of its own here.
 
     Raises:
         ValueError: an architecture is unknown.

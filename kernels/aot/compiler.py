@@ -1,7 +1,7 @@
 """One process that compiles the cases it is told and reads their machine code: ``python -m kernels.aot.compiler``.
 
-It is a process of its own since an interpreting one (TRITON_INTERPRET=1) holds no kernels to compile. Triton's wheel
-brings the assemblers, so neither a GPU nor a toolkit is needed.
+It is a process of its own because one that interprets (TRITON_INTERPRET=1) has no kernels to compile. Triton's wheel
+includes the assemblers, so neither a GPU nor a toolkit is needed.
 """
 
 import importlib
@@ -61,7 +61,7 @@ def _kind(case: Case, name: str, constants: dict[str, Any]) -> str:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write so that a reader, or a second run, never sees half a file."""
+    """Write a file so that a reader, or a second run, never sees half of it."""
     part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
     part.write_bytes(data)
     part.replace(path)

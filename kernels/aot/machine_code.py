@@ -1,6 +1,6 @@
-"""What is read of a compiled kernel: registers, stack, shared memory, matrix instructions, the width of loads.
+"""Reads a compiled kernel's machine code: registers, stack, shared memory, matrix instructions, the width of loads.
 
-NVIDIA's cubin goes through the disassembler that Triton's wheel brings; AMD's is read as the compiler's own assembly.
+NVIDIA's cubin goes through the disassembler in Triton's wheel; for AMD the compiler's own assembly is read.
 """
 
 import re
@@ -20,11 +20,11 @@ class Reading:
     """What the machine code of one case holds.
 
     Args:
-        registers: a thread, without those of the matrix units on gfx942.
-        stack_bytes: a thread; above zero, registers spill.
-        shared_bytes: a program.
+        registers: per thread, without those of the matrix units on gfx942.
+        stack_bytes: per thread; above zero, registers spill.
+        shared_bytes: per program.
         matrix_instructions: instructions of the kind that the case asks for; 0 where it asks for none.
-        wide_loads: loads of 16 bytes a thread or more from global memory.
+        wide_loads: loads of at least 16 bytes per thread from global memory.
         error: the compiler's, in one line.
     """
 

@@ -9,7 +9,7 @@ class Arch(NamedTuple):
     Args:
         backend: Triton's name of it.
         target: Triton's name of the architecture.
-        warp: threads.
+        warp: threads per warp.
         shared_bytes: the most that one program may have.
     """
 

@@ -1,4 +1,4 @@
-"""Tells how batch-invariant results are: each row alone against the same row in batches, and against float64."""
+"""Measures how batch-invariant results are: each row alone against the same row in batches, and against float64."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""Times the backends against each other, interleaved and warm, beside a roof measured in the same run."""
+"""Times the backends against each other, interleaved and warm, and against a roof measured in the same run."""
 
 import argparse
 

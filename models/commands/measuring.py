@@ -1,4 +1,4 @@
-"""What the commands that measure share: their flags, a warm engine, and the document that they write."""
+"""What the measuring commands share: their flags, a warm engine, and the document that they write."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The directory that a command writes a model to, which is not replaced unasked."""
+"""The directory that a command writes a model to; an existing model is replaced only if asked."""
 
 import argparse
 from collections.abc import Iterator

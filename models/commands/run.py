@@ -60,8 +60,8 @@ def read_rows(path: Path | None) -> "Tensor":
     """Read a .npy file, a JSON file, or JSON from stdin.
 
     Raises:
-        InputError: it is no regular file, as a pipe or a device, which may have no end; it holds something else than
-            numbers in rows of one length, or less than its head claims.
+        InputError: it is not a regular file but, say, a pipe, which may have no end; or it holds anything but numbers
+            in rows of one length, or less than its head claims.
         OSError: there is no such file, or it cannot be read.
     """
     import torch
@@ -86,7 +86,7 @@ def read_rows(path: Path | None) -> "Tensor":
 
 
 def require_whole(name: str, data: bytes) -> None:
-    """Compare what the head of an .npy file claims with what comes behind it, before memory is taken for it.
+    """Compare what the head of an .npy file claims with what follows it, before memory is taken for it.
 
     Raises:
         InputError: it claims more, or less.

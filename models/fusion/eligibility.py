@@ -48,7 +48,7 @@ def unfit_reason(block: nn.Module, pattern: Pattern) -> str | None:
 
 
 def activation_of(act: Any) -> Activation | None:
-    """Tell an activation by its values: erf's and tanh's GELU are 5e-4 apart, and a clipped one shows far out."""
+    """Identify an activation by its values: the erf and tanh GELU differ by 5e-4, and a clipped one differs far out."""
     if not callable(act) or (isinstance(act, nn.Module) and any(True for _ in act.parameters())):
         return None
     x = torch.cat([torch.linspace(-8, 8, 513), torch.tensor([-1e4, -100.0, -20.0, 20.0, 100.0, 1e4])])
@@ -63,5 +63,5 @@ def activation_of(act: Any) -> Activation | None:
 
 
 def named(value: object) -> str:
-    """Return what a function or a class is called, or else what its class is."""
+    """Return the name of a function or a class, or of the class of anything else."""
     return getattr(value, "__name__", type(value).__name__)

@@ -33,7 +33,7 @@ OTHER_ARGUMENTS = (
 
 
 class Fused(nn.Module):
-    """What a fused block's class has before its own: a `forward` that is fused."""
+    """The mixin that a fused block's class has before the block's own class: a fused `forward`."""
 
     _fusion: "Fusion"
 
@@ -70,7 +70,7 @@ class Fused(nn.Module):
 
 
 class Fusion:
-    """What a fused block carries: how it is run, and the layers made from its weights as they were last seen."""
+    """What a fused block carries: how to run it, and the layers made from its weights when they were last seen."""
 
     def __init__(self, block: nn.Module, pattern: Pattern, parameters: Sequence[str]) -> None:
         self.original = type(block)
@@ -81,7 +81,7 @@ class Fusion:
         self._remake(block)
 
     def is_for(self, block: nn.Module, inputs: Iterable[Any]) -> bool:
-        """Tell whether the fused form gives what is asked for; else the block's own forward has to run."""
+        """Tell whether the fused form can do what is asked; if not, the block's own forward has to run."""
         is_asked = block.training or bool(_global_forward_hooks or _global_forward_pre_hooks)
         tensors = list(inputs)
         for child in block._modules.values():
@@ -157,7 +157,7 @@ class Fusion:
 
 
 def is_transformed() -> bool:
-    """Tell whether tensors carry more than numbers: a tangent, or a dimension or a gradient of ``torch.func``'s."""
+    """Tell whether tensors carry more than numbers: a tangent, or a batch dimension or gradient of ``torch.func``."""
     return forward_ad._current_level >= 0 or maybe_current_level() is not None
 
 

@@ -65,7 +65,7 @@ class OnCPU(Layers):
 
 
 class OnCUDA(Layers):
-    """Triton kernels on the weights as they are; only those that are stored as (in, out) are copied."""
+    """Triton kernels on the weights themselves; only weights stored as (in, out) are copied."""
 
     implementation = "triton"
 

@@ -1,4 +1,4 @@
-"""The weights of a linear layer, whichever way round its class keeps them."""
+"""The weights of a linear layer, whether its class stores them as (out, in) or (in, out)."""
 
 from typing import cast
 
@@ -14,12 +14,12 @@ def pair_of(layer: nn.Module | None) -> Pair:
 
 
 def halves(pair: Pair) -> tuple[Pair, Pair]:
-    """Take two linear layers apart that are stored as one, the first one's rows above the second one's."""
+    """Split two linear layers that are stored as one, the first one's rows above the second one's."""
     weights = pair[0].chunk(2)
     biases = (None, None) if pair[1] is None else pair[1].chunk(2)
     return (weights[0], biases[0]), (weights[1], biases[1])
 
 
 def is_conv1d(layer: object) -> bool:
-    """Tell GPT-2's linear layer, which keeps its weight as (in, out)."""
+    """Tell whether this is GPT-2's linear layer, which stores its weight as (in, out)."""
     return type(layer).__name__ == "Conv1D" and isinstance(layer, nn.Module) and hasattr(layer, "nf")

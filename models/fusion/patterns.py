@@ -1,4 +1,4 @@
-"""The feed-forward blocks that are known, by the names of their children: one row a kind of block.
+"""The known feed-forward blocks, by the names of their children: one row per kind of block.
 
 To add one, add a row to `PATTERNS`, and a module of it to `BLOCKS` in tests/models/fusion/made_blocks.py. Nothing else
 knows a block by name.

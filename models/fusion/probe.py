@@ -1,4 +1,4 @@
-"""Compares a block's own forward with its fused one: it may have a pattern's names and compute something else."""
+"""Compares a block's own forward with its fused one, since a block may match a pattern's names and differ in what it does."""
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2**-4, torch.float16: 2**-7}
 
 
 def mismatch(block: nn.Module, fusion: Fusion) -> str | None:
-    """Run three rows of three magnitudes through both and say how they disagree; None where they agree."""
+    """Run three rows of three magnitudes through both, and say how they disagree; None where they agree."""
     pattern = fusion.pattern
     layers = [block._modules[it] for it in pattern.linears]
     widths = [pair_of(layers[0])[0].shape[1]]

@@ -1,4 +1,4 @@
-"""Finds what is, or looks like, a feed-forward block."""
+"""Finds the feed-forward blocks of a model, and what looks like one."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ OF_PYTORCH = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
 def candidates(module: nn.Module) -> list[tuple[str, nn.Module, Pattern | None]]:
-    """List what is, or looks like, a feed-forward block, outer ones first, with its pattern where that is known."""
+    """List what is or looks like a feed-forward block, outer ones first, with its pattern if it has a known one."""
     found: dict[str, tuple[nn.Module, Pattern | None]] = {}
     for name, block in module.named_modules():
         if name in found:

@@ -1,4 +1,4 @@
-"""What fusing a model came to: each block that was swapped, and each that was left alone, with the reason."""
+"""What fusing did to a model: each block that was swapped, and each that was left alone, with the reason."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Swapped:
         kind: the class it had.
         activation: None for an output.
         implementation: "onednn" or "triton".
-        copied_bytes: of the weights that are held a second time, in the layout the kernels need.
+        copied_bytes: bytes of the weights that are held a second time, in the layout the kernels need.
     """
 
     name: str
@@ -33,14 +33,14 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True)
 class FuseReport:
-    """What `fuse` did: a line each where it is printed."""
+    """What `fuse` did; printed, it has a line for each block."""
 
     swapped: tuple[Swapped, ...]
     left_alone: tuple[LeftAlone, ...]
 
     @property
     def copied_bytes(self) -> int:
-        """Of all the weights that are held a second time."""
+        """Bytes of all the weights that are held a second time."""
         return sum(it.copied_bytes for it in self.swapped)
 
     def __str__(self) -> str:

@@ -21,12 +21,12 @@ def fuse(module: nn.Module) -> FuseReport:
     """Swap every feed-forward block in `module`, itself included, for a fused one that shares its weights.
 
     On a CPU the activation, the gate and BERT's residual become oneDNN post-ops, on packed copies of the matrices; on a
-    GPU they are Triton kernels on the weights as they are. Copies follow the weights: one that was changed in place, by
-    ``load_state_dict`` for one, is packed anew at the next call. (PyTorch counts no changes in place that are made
-    through ``.data`` or NumPy, or to a model that was made under ``inference_mode``: on a CPU they are not seen before
-    the model is given back by `unfuse` and fused again.)
+    GPU they are Triton kernels on the weights themselves. Copies follow the weights: one that was changed in place, by
+    ``load_state_dict`` for example, is packed again at the next call. (PyTorch does not count in-place changes made
+    through ``.data`` or NumPy, or to a model that was made under ``inference_mode``: on a CPU those take effect only
+    after `unfuse` and another `fuse`.)
 
-    Results are those of the block's own forward, rounded less often. Where the fused form cannot give them (training
+    Results are those of the block's own forward, rounded less often. Where the fused form cannot do this (training
     mode, autocast, a gradient that is asked for, the transforms of ``torch.func``, forward-mode differentiation,
     tracing by ``torch.jit`` or ``torch.fx``, a hook on an inner layer, one for all modules included, or a forward of
     its own, a call with fewer or more arguments than the forward has parameters), the block's own forward runs, with
@@ -70,7 +70,7 @@ def fuse(module: nn.Module) -> FuseReport:
 
 
 def unfuse(module: nn.Module) -> tuple[str, ...]:
-    """Give every fused block in `module` its own class back, and let go of the copies of its weights.
+    """Give every fused block in `module` its own class back, and drop the copies of its weights.
 
     Returns:
         The names of the blocks; none where nothing was fused.

@@ -1,10 +1,10 @@
-"""What was found, laid out for people."""
+"""The page that shows people what was found."""
 
 from models.gpu.report import Report
 
 
 def markdown(report: Report) -> str:
-    """Lay out for people what was found."""
+    """Return the findings as Markdown."""
     from models.conditions import described
     from models.profile import table
 

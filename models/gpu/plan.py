@@ -1,4 +1,4 @@
-"""What is measured, and engines of it."""
+"""What is measured, and the engines for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ PLANS = {
 def ready_engine(
     plan: Plan, path: Path, device: str, dtype: str, rows: Sequence[int] = ()
 ) -> tuple["Engine", str | None]:
-    """Load a model with the backends that run here, each ready for the row counts alone; say which do not.
+    """Load a model with the backends that run here, ready for only these row counts; say which do not run.
 
     A warm-up would compile every bucket up to the largest, and on a GPU that takes minutes.
     """

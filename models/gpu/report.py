@@ -1,4 +1,4 @@
-"""What each step came to, and its end where no time is left."""
+"""Records how each step ended, and ends it when no time is left."""
 
 import json
 import signal
@@ -55,12 +55,12 @@ class Report:
 
 
 class StoppedError(BaseException):
-    """No time is left; no Exception, so that what tries one thing after another lets it pass."""
+    """No time is left. It is not an `Exception`, so that code which catches those and goes on lets it pass."""
 
 
 @contextmanager
 def stopped_after(limit_s: float) -> Iterator[None]:
-    """End what is inside after so many seconds, where Python runs next; for the main thread.
+    """End the block inside after so many seconds, as soon as Python runs; for the main thread.
 
     Raises:
         StoppedError: it ended so.

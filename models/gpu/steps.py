@@ -57,7 +57,7 @@ def kernels_command(report: Report, name: str, arguments: Sequence[str], limit_s
     """Run ``python -m kernels`` in a process of its own, so that its tables are read anew afterwards.
 
     Returns:
-        None where it did what it was told and wrote gpu-kernels-`name`.json, else what kept it.
+        None if it succeeded and wrote gpu-kernels-`name`.json, else why it did not.
     """
     target = report.out / f"gpu-kernels-{name}.json"
     target.unlink(missing_ok=True)  # an earlier run's
@@ -78,7 +78,7 @@ def kernels_command(report: Report, name: str, arguments: Sequence[str], limit_s
 
 
 def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | None:
-    """Time each way of a hidden layer at each row count, replayed as on a request; on a GPU, renew paths.json."""
+    """Time each way to compute a hidden layer, at each row count, as a request would run it; on a GPU renew paths.json."""
     import torch
 
     from models import bench, weights

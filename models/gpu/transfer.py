@@ -1,4 +1,4 @@
-"""The step of a batch's way from the host and back."""
+"""The step that times a batch from the host to the device and back."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
