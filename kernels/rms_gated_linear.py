@@ -33,7 +33,7 @@ def rms_gated_linear(
     """Compute ``act(n Wg' + bg) * (n Wu' + bu)`` of ``n = x / sqrt(mean(x**2) + eps)``, the mean over a row.
 
     float32 sums and arithmetic, rounded once; n itself is never rounded, where eager rounds it. The norm's weight is
-    taken to be in the weights: see `fold_norm`.
+    assumed to be in the weights: see `fold_norm`.
 
     Args:
         x: (..., in), float32, float16 or bfloat16, last dimension contiguous; rows may be strided.

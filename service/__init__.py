@@ -1,1 +1,1 @@
-"""The HTTP server: Open Inference Protocol and plain JSON in front of one model, three backends."""
+"""The HTTP server: the Open Inference Protocol and plain JSON in front of one model with three backends."""

@@ -2,17 +2,17 @@
 
 from service.errors import OverloadedError
 
-SHORT_WAIT_NS = 50_000_000  # shorter than which it is better to wait than to be refused
-LATEST_SHARE = 1 / 8  # of the last batch in what is known of the workers' speed
+SHORT_WAIT_NS = 50_000_000  # a wait so short is better than a refusal
+LATEST_SHARE = 1 / 8  # weight of the last batch in the average of the workers' speed
 
 
 class Admission:
-    """Says whether a request is let in beside what is in flight; all in rows.
+    """Decides whether a request is let in beside what is in flight; everything is counted in rows.
 
-    A request counts as at most `counted_rows`. What counts is at most `least_rows` together, or what the workers
-    compute in `SHORT_WAIT_NS` at the speed of their last batches if that is more, but no more than `most_rows`: a fast
-    model's queue may be long, a slow one's keeps latency down under overload. Batches that are less than half full say
-    little of a queue's speed and are not looked at; until there was a fuller one, any model may be a fast one.
+    A request counts as at most `counted_rows`. The counted rows may add up to `least_rows`, or to what the workers
+    compute in `SHORT_WAIT_NS` at the speed of their last batches if that is more, but to no more than `most_rows`: a
+    fast model's queue may be long, a slow one's keeps latency down under overload. Batches less than half full say
+    little about a queue's speed and are ignored; until there has been a fuller one, the model may be a fast one.
 
     Requests of half a batch and more take at most `large_share` of the bound, so that those of few rows, which wait for
     one batch of each, are let in beside any number of them.
@@ -27,7 +27,7 @@ class Admission:
         workers: float,
         large_share: float = 1.0,
     ) -> None:
-        """`batch_rows` are a full batch's; `workers` are this process's share of them."""
+        """`batch_rows` are those of a full batch; `workers` is this process's share of the workers."""
         self.counted_rows = counted_rows
         self.max_rows = most_rows
         self._least_rows = least_rows
@@ -39,7 +39,7 @@ class Admission:
         self._row_ns = 0.0  # what a row of a batch takes on a worker
 
     def admit(self, rows: int, in_flight: int) -> None:
-        """Let a request in while so much counts as in flight.
+        """Let a request of so many rows in while `in_flight` rows count as in flight.
 
         Raises:
             OverloadedError: there is no room for it.
@@ -55,7 +55,7 @@ class Admission:
         return 2 * in_flight > self.max_rows
 
     def learn(self, rows: int, batch_rows: int, compute_ns: int) -> None:
-        """Take in a result of so many rows, and how long its batch computed, or, of more rows, its batches together."""
+        """Take note of a result, and of how long its batch computed, or all of its batches if it took several."""
         if self._least_rows == self._most_rows or 2 * batch_rows < self._batch_rows:
             return
         computed_rows = max(rows, batch_rows)

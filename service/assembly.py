@@ -1,17 +1,17 @@
-"""The results of a request that takes several batches, put together until all are there."""
+"""The results of a request that takes several batches, collected until all are there."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Assembly:
-    """What there is of such a request's results; times in nanoseconds.
+    """The results of such a request so far; times in nanoseconds.
 
     Each time is the sum over the batches so far, so that all three together go from acceptance to the last result.
 
     Attributes:
         accepted_ns: when the request was accepted, of CLOCK_MONOTONIC.
-        is_over: whether it has failed or was let go, so that nothing more of it counts.
+        is_over: whether it has failed or was abandoned, so that no further result counts.
         outputs: the results, in the order of the rows.
         waited_ns: until a batch was taken.
         batch_ns: from there until it computed.
@@ -28,7 +28,7 @@ class Assembly:
     batch_rows: int = 0
 
     def add(self, outputs: memoryview, taken_ns: int, start_ns: int, took_ns: int, batch_rows: int) -> None:
-        """Append the next rows' results, from a batch of so many rows that was taken and run at these times."""
+        """Append the next rows' results, from a batch of `batch_rows` rows that was taken and run at these times."""
         self.outputs += outputs
         reached_ns = self.accepted_ns + self.waited_ns + self.batch_ns + self.took_ns
         begun_ns = max(taken_ns, reached_ns)  # on a GPU a batch may be taken while the one before it computes

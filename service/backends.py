@@ -1,4 +1,4 @@
-"""Which backend a request gets: each one's state, the default, the canaries, and what is taken out.
+"""Which backend a request gets: the backends' states, the default, the canaries, and what is taken out.
 
 Every API process has its own `Backends`; what is set in one holds in all of them at once, through `SharedState`.
 """
@@ -35,7 +35,7 @@ class Backends:
         self._derive()
 
     def report(self, workers: Sequence[Mapping[str, BackendState]]) -> None:
-        """Take what each worker that is up says of its backends."""
+        """Take note of what each worker that is up says about its backends."""
         self._reported = workers
         if workers:
             self._none_is_up = NONE_LEFT  # from when this is so
@@ -43,21 +43,21 @@ class Backends:
 
     @property
     def absence(self) -> NotReadyError:
-        """What a request is told that comes while no worker is up."""
+        """What a request that comes while no worker is up is told."""
         return NotReadyError(f"{self._none_is_up}; try again when /v2/health/ready answers 200")
 
     @property
     def states(self) -> dict[str, BackendState]:
-        """Each backend's state; unavailable on one worker is unavailable, and so is what was taken out.
+        """Each backend's state; it is unavailable if it is so on any worker, or if it was taken out.
 
-        Those that are not taken out are starting while no worker is up, and say why.
+        While no worker is up, those that were not taken out are starting, and say why.
         """
         if self._shared.changes != self._changes:
             self._derive()
         return self._states
 
     def _derive(self) -> None:
-        """Work out from the workers' states and the shared one what each request would ask anew."""
+        """Derive from the workers' states and the shared state what each request would otherwise compute again."""
         self._changes = self._shared.changes
         self._states = self._merged_states()
         self._default = self._chosen_default()
@@ -81,7 +81,7 @@ class Backends:
         return merged
 
     def _reported_states(self) -> dict[str, BackendState]:
-        """Each backend's state as the workers have it, whatever was taken out."""
+        """Each backend's state according to the workers, regardless of what was taken out."""
         if not self._reported:
             starting = BackendState(implementation=None, state="starting", reason=self._none_is_up)
             return dict.fromkeys(self.names, starting)
@@ -119,7 +119,7 @@ class Backends:
 
     @property
     def canary(self) -> dict[str, float]:
-        """The share of the requests that name no backend which each canary takes."""
+        """Each canary's share of the requests that name no backend."""
         return {name: weight for name, weight in zip(self.names, self._shared.canary, strict=True) if weight}
 
     def set_canary(self, weights: Mapping[str, float]) -> None:
@@ -136,10 +136,10 @@ class Backends:
             log.warning("canaries are %s", told or "none", extra={"canary": self.canary})
 
     def require_canaries(self, weights: Mapping[str, float], returning: Collection[str | None]) -> None:
-        """Refuse shares that nobody would take; `returning` are the backends that are put back beside them.
+        """Refuse shares of backends that cannot serve; `returning` are those that are put back with them.
 
         Raises:
-            UnknownBackendError, BackendUnavailableError: one with a share is not, or is unavailable.
+            UnknownBackendError, BackendUnavailableError: one with a share does not exist, or is unavailable.
         """
         self.require_known(weights, "canary")
         for name, weight in weights.items():
@@ -147,10 +147,10 @@ class Backends:
                 self.require_available(name)
 
     def require_known(self, names: Iterable[str], field: str) -> None:
-        """Refuse names that are no backend's; `field` is where they stand.
+        """Refuse names of backends that do not exist; `field` is the field that they come from.
 
         Raises:
-            UnknownBackendError: one of them is not.
+            UnknownBackendError: one of them does not exist.
         """
         for name in names:
             if name not in self.names:
@@ -160,7 +160,7 @@ class Backends:
         """Let nobody use a backend until it is put back, in every API process at once, and say so.
 
         `kind` is one of `metrics.FALLBACK_REASONS`, `reason` a sentence without a full stop. The reference is never
-        taken out, nor what nothing else could take the place of: it is left as it is, and so is one that is out.
+        taken out, nor is a backend that no other could replace; one that is already out stays so.
 
         Returns:
             Whether it was taken out by this call.
@@ -182,7 +182,7 @@ class Backends:
         return True
 
     def returns(self, name: str) -> int:
-        """Return how often a backend was put back: what it gave before says nothing of it any more."""
+        """Return how often a backend was put back: its results from before no longer say anything about it."""
         return self._shared.returns(self.names.index(name))
 
     @property
@@ -233,7 +233,7 @@ class Backends:
             log.warning("backend %s is put back", name, extra={"backend": name})
 
     def require_kept(self, name: str) -> None:
-        """Refuse what a backend gave that was taken out since it was asked.
+        """Refuse the result of a backend that has been taken out since it was asked.
 
         Raises:
             NotReadyError, BackendUnavailableError: it was.
@@ -242,7 +242,7 @@ class Backends:
             self.require_available(name)
 
     def require_available(self, name: str | None) -> int:
-        """Return the number on the wire of a backend that serves; None stands for a default that cannot be had.
+        """Return the number on the wire of a backend that serves; None stands for a missing default.
 
         Raises:
             NotReadyError: no worker is up.

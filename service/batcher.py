@@ -1,11 +1,11 @@
-"""What waits in a worker, and which of it is computed next.
+"""Holds the requests that wait in a worker, and decides which are computed next.
 
-Whatever waits when the engine falls idle is the next batch, so batches form by themselves under load, and a request
+Whatever waits when the engine becomes idle is the next batch, so batches form by themselves under load, and a request
 that finds the worker idle is computed at once. `service.patience` says when it pays to give others a moment to join.
 
-A request of more rows than a batch holds is computed in several: batches of its own, until what is left fits beside
-others. What is left waits anew, behind all that has come by the next batch, so that nobody waits for more than one
-batch of such a request at a time, and that it has its turn however much comes.
+A request with more rows than a batch holds is computed in several batches of its own, until the rest fits beside
+others. The rest waits again, behind everything that has come by the next batch. So nobody waits for more than one batch
+of such a request at a time, and it gets its turn however much comes.
 """
 
 from collections import deque
@@ -23,8 +23,8 @@ class Waiting(Generic[Client]):
     """One request in the queue, or a part of one; times in nanoseconds of CLOCK_MONOTONIC.
 
     Attributes:
-        accepted_ns: when it was accepted; of the part of a request that waits anew, when it began to.
-        assembly: where the results of a request's parts come together; None for a whole one.
+        accepted_ns: when it was accepted; for the rest of a request that waits again, when it began to.
+        assembly: where the results of a request's parts are collected; None for a whole request.
         is_last: whether no other part of the request follows.
     """
 
@@ -40,7 +40,7 @@ class Waiting(Generic[Client]):
     is_last: bool = True
 
     def cut(self, rows: int) -> tuple["Waiting[Client]", "Waiting[Client]"]:
-        """Return its first `rows` rows, fewer than it has, and the others, as parts of one request; copies nothing."""
+        """Return its first `rows` rows, which must be fewer than it has, and the others, as parts; copies nothing."""
         assembly = self.assembly or Assembly(self.accepted_ns)
         payload = memoryview(self.payload)
         size = len(payload) // self.rows * rows
@@ -66,9 +66,9 @@ class Batcher(Generic[Client]):
 
     @property
     def is_full(self) -> bool:
-        """Whether requests that have not begun are a whole batch of some backend, so that others can stay unread.
+        """Whether requests that have not begun fill a batch of some backend, so that others can stay unread.
 
-        What is left of one that has begun waits behind all others, and would keep them from being read in time.
+        The rest of a request that has begun does not count: it waits behind all others, which must be read in time.
         """
         return any(
             sum(each.rows for each in queue if each.assembly is None and not each.is_cancelled) >= self._max_batch_rows
@@ -77,7 +77,7 @@ class Batcher(Generic[Client]):
 
     @property
     def is_next_full(self) -> bool:
-        """Whether the next batch would not grow by what may still come."""
+        """Whether the next batch is full, so that nothing that may still come would join it."""
         first = self.first
         return first is not None and self.rows(first.backend) >= self._max_batch_rows
 
@@ -88,7 +88,7 @@ class Batcher(Generic[Client]):
         return min(waiting, key=lambda request: request.accepted_ns, default=None)
 
     def add(self, request: Waiting[Client]) -> None:
-        """Append a request to its backend's queue, before what is left of the one that the last batch is a part of."""
+        """Append a request to its backend's queue, but before the rest of the request that the last batch came from."""
         queue = self._queues[request.backend]
         queue.append(request)
         if self._rest is not None and len(queue) > 1 and queue[-2] is self._rest:
@@ -96,7 +96,7 @@ class Batcher(Generic[Client]):
         self._waiting[request.client, request.request_id] = request
 
     def cancel(self, client: Client, request_id: int) -> bool:
-        """Take a request out of the queue; False where it is not there, or not any more."""
+        """Take a request out of the queue; False if it is not, or no longer, there."""
         request = self._waiting.pop((client, request_id), None)
         if request is None:
             return False

@@ -1,8 +1,8 @@
 """`POST /compare`: the same rows through every backend, one after the other, and how far each is from eager.
 
-Each run is an ordinary request of its backend: admitted, batched and counted as one. They come one after the other, so
-that none waits for another and the times can be compared. What a backend gave that was taken out by the end of the last
-one is no answer: it is found wrong, and told as unavailable with the reason.
+Each run is an ordinary request to its backend: admitted, batched and counted as one. They come one after the other, so
+that none waits for another and the times can be compared. The result of a backend that was taken out before the end of
+the last run is not given, since it may be wrong: the backend is shown as unavailable, with the reason.
 """
 
 import logging
@@ -56,12 +56,12 @@ class Comparison:
         self._metrics = metrics
 
     async def answer(self, request: Request) -> Content:
-        """Read a body, run it and write the reply. A run that fails is an entry of the reply, not the reply's end.
+        """Read a body, run it and write the reply. A run that fails is an entry of the reply and does not fail it.
 
         Raises:
             BadRequestError, TooLargeError, UnsupportedMediaTypeError: the body is not one that is taken.
-            DrainingError, NotReadyError, OverloadedError: the first run is not admitted, that of a backend that is
-                unavailable aside.
+            DrainingError, NotReadyError, OverloadedError: the first run, not counting unavailable backends, is not
+                admitted.
             ClientDisconnect: the caller has gone.
         """
         try:
@@ -112,7 +112,7 @@ class Comparison:
         return runs
 
     def _kept(self, run: Run) -> Run:
-        """Replace what a backend gave that was taken out since by the error that says so."""
+        """Replace the results of backends that have been taken out since by the error that says so."""
         if isinstance(run.outcome, Result):
             try:
                 self._dispatcher.backends.require_kept(run.outcome.backend)

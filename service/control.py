@@ -42,7 +42,7 @@ def add_routes(
     comparison: Comparison,
     profiles: KernelProfiles,
 ) -> None:
-    """Register the routes; their errors rise to the front, which gives them their form."""
+    """Register the routes; their errors propagate to `service.http`, which gives them their form."""
 
     def require_model(name: str) -> None:
         if name != config.name:

@@ -1,7 +1,7 @@
-"""From an admitted request to its outcome: admission, the least-loaded worker, a callback per request.
+"""Takes requests from admission to their outcome: the least-loaded worker, and a callback per request.
 
-Runs on the event loop of one API process. `service.backends` says which backends there are to go to, `service.pool`
-keeps the connections to the workers, and `service.link` is one of them.
+Runs on the event loop of one API process. `service.backends` knows the backends, `service.pool` keeps the connections
+to the workers, and `service.link` is one such connection.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ DRAINING = "the server is stopping and takes no new requests; send it to another
 
 
 class Ticket:
-    """An admitted request, wherever it is: one that goes on to another backend takes its ticket along."""
+    """An admitted request, wherever it is: if it goes on to another backend, its ticket moves along."""
 
     __slots__ = ("_link", "_metrics", "_request_id")
 
@@ -31,7 +31,7 @@ class Ticket:
         self._metrics = metrics
 
     def move(self, link: WorkerLink, request_id: int) -> None:
-        """Stand from now on for the request of this number at this worker."""
+        """Stand from now on for the request with this number at this worker."""
         self._link, self._request_id = link, request_id
 
     @property
@@ -40,10 +40,10 @@ class Ticket:
         return self._link is not None and self._link.requests == 1
 
     def abandon(self) -> bool:
-        """Say that nobody waits for the outcome any more; it is then never delivered.
+        """Give up the outcome, for which nobody waits any more; it is then never delivered.
 
         Returns:
-            Whether it was still to come.
+            Whether it was still outstanding.
         """
         is_abandoned = self._link is not None and self._link.abandon(self._request_id)
         if is_abandoned:
@@ -63,7 +63,7 @@ class Dispatcher:
         timeout_s: float,
         metrics: Metrics,
     ) -> None:
-        """Args are the workers' sockets, the server's backends in wire order, this process's bounds, its counters."""
+        """Take the workers' sockets, the server's backends in wire order, this process's bounds, and its counters."""
         self.backends = Backends(backends, state, metrics)
         self.pool = WorkerPool(sockets, self.backends, state, self._tell_load, timeout_s, admission)
         self.state = state
@@ -85,8 +85,8 @@ class Dispatcher:
     ) -> Ticket:
         """Admit a request and send its rows to a worker; `deliver` is called with its outcome, an error or a result.
 
-        `backend` is the one that runs it, None where no default can be had. Its time to be answered in starts at
-        `accepted_ns`, which is now, of CLOCK_MONOTONIC. `ticket` becomes its own, and a new one where none is given.
+        `backend` is the one that runs it; None where there is no default. Its time limit starts at `accepted_ns`, which
+        is now by CLOCK_MONOTONIC. It gets `ticket`, or a new one if none is given.
 
         Raises:
             DrainingError, NotReadyError, OverloadedError: not admitted.
@@ -103,7 +103,7 @@ class Dispatcher:
     def resubmit(
         self, request: InferenceRequest, backend: str, accepted_ns: int, deliver: Deliver, ticket: Ticket
     ) -> None:
-        """Send a request that was admitted before to another backend; its time goes on, and its ticket moves along.
+        """Send a request that was admitted before to another backend, with the same time limit and ticket.
 
         Raises:
             NotReadyError: no worker is up.
@@ -119,7 +119,7 @@ class Dispatcher:
         """Have rows computed by the reference when a worker has nothing else to do.
 
         Returns:
-            Whether they were sent: not while the queue is filling, or while enough others are held.
+            Whether they were sent, which they are not while the queue is filling or enough other shadows are pending.
         """
         is_filling = self._admission.is_filling(self.pool.in_flight.counted)
         if self.state.is_draining or is_filling or self.pool.shadows >= MAX_SHADOWS:

@@ -1,7 +1,7 @@
-"""Finds a key that comes twice in an object of a JSON body, of which the decoder keeps the last value without a word.
+"""Finds a key that comes twice in an object of a JSON body; the decoder would silently keep the last value.
 
-A document has two quotes for each of its strings, keys included. What was dropped has left more than those in the body,
-and so have quotes inside a string: only then is the body looked through.
+A document has two quotes for each of its strings, keys included. A body with more quotes has a key that was dropped, or
+quotes inside a string: only then is it searched.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Compressed request bodies: `content-encoding` gzip or deflate, never unpacked beyond the bound on a body.
+"""Compressed request bodies: `content-encoding` gzip or deflate, never decompressed beyond the bound on a body.
 
-Source: RFC 9110, section 8.4.1, and RFC 1952, section 2.2: gzip data is one member or several. "deflate" is taken with
-its zlib frame and, as browsers do, without.
+Source: RFC 9110, section 8.4.1, and RFC 1952, section 2.2: gzip data is one member or several. "deflate" is accepted
+with its zlib frame and, as browsers do, without.
 """
 
 import zlib
@@ -25,7 +25,7 @@ def decoded(body: bytes | bytearray, encoding: bytes, limit: int) -> bytes | byt
 
     Raises:
         UnsupportedMediaTypeError: an encoding other than gzip, deflate or identity, or several.
-        BadRequestError: the body is not in this encoding, or cut off, or something else follows it, or it has more than
+        BadRequestError: the body is not in this encoding, is cut off, is followed by something else, or has more than
             `MAX_MEMBERS` members of gzip.
         TooLargeError: more than `limit` bytes come out.
     """

@@ -150,7 +150,7 @@ RETRY_AFTER_S: dict[str, int] = {
 
 
 def code_of(error: BaseException) -> str:
-    """Return the slug of any exception; one that is none of ours is `internal`."""
+    """Return the slug of any exception; for one that is not of the tree, `internal`."""
     if isinstance(error, RemoteError):
         return error.remote_code
     if isinstance(error, ServiceError):
@@ -162,7 +162,7 @@ def code_of(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return what a caller is told; a fault of ours says nothing of its inside."""
+    """Return what a caller is told; of a fault of the server, no details."""
     if code_of(error) == "internal":
         return "the server failed to answer this request; its log has the reason under this request's x-request-id"
     sentence = str(error)
@@ -170,17 +170,17 @@ def message_of(error: BaseException) -> str:
 
 
 def clipped(text: str) -> str:
-    """Return a caller's own text as a sentence shows it: its beginning, where it is long."""
+    """Return a caller's own text for a sentence; only its beginning, if it is long."""
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
 def without_paths(sentence: str) -> str:
-    """Leave of each absolute path its last name: what a caller may know of this host's files."""
+    """Shorten each absolute path to its last name, which is all that a caller may know of this host's files."""
     return PATH.sub(r"\1", sentence)
 
 
 class RemoteError(MLPError):
-    """An error that a worker met and sent over the wire: its slug and its sentence."""
+    """An error that a worker sent over the wire: its slug and its sentence."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -31,18 +31,17 @@ class Head(NamedTuple):
 
 
 class Heads:
-    """The heads that came lately, by their bytes: a client's requests mostly begin alike, and are parsed but once.
+    """The most recent heads, by their bytes: a client's requests mostly begin alike, and need parsing only once.
 
-    Only those that were let in are remembered, and only where a line ends in CR LF and nothing else does, so that it
-    is certain where they end. The parser keeps nothing from one request to the next, so that leaving out a whole one
-    leaves it as it was.
+    Only heads that were let in are remembered, and only if every line ends in CR LF and nothing else does, so that it
+    is certain where they end. The parser keeps no state between requests, so it does no harm that it does not see one.
     """
 
     def __init__(self) -> None:
         self._heads: dict[bytes, Head] = {}
 
     def get(self, data: bytes) -> Head | None:
-        """Return the head of which these are the bytes, if it is remembered."""
+        """Return the head with these bytes, if it is remembered."""
         return self._heads.get(data)
 
     def remember(self, data: bytes, head: Head) -> None:
@@ -66,14 +65,14 @@ class Carrier(Protocol):
 
 
 class NoEvent:
-    """Stands for the event that wakes an ASGI app, where there is none."""
+    """Stands in for the event that wakes an ASGI app, where there is no app."""
 
     def set(self) -> None:
         """Do nothing."""
 
 
 class Exchange:
-    """One usual inference request and its reply; what uvicorn's protocol takes for its `RequestResponseCycle`."""
+    """One usual inference request and its reply; uvicorn's protocol takes it for a `RequestResponseCycle`."""
 
     __slots__ = (
         "_carrier",
@@ -124,7 +123,7 @@ class Exchange:
         return self._ticket is not None and self._ticket.is_alone
 
     def feed(self, data: bytes) -> None:
-        """Take a part of the body; that of a request which is refused by its head is dropped."""
+        """Take a part of the body; if the request is refused by its head, the part is dropped."""
         if self._refusal is None:
             self._parts.append(data)
 

@@ -1,8 +1,8 @@
-"""Batches on their way to a device and back, where computing means handing over and coming back for the result.
+"""Batches on their way to a device and back: they are handed over, and their results are fetched later.
 
 A batch is handed over when the device has computed the one before, so that batches form as they do on a CPU: by what
-comes in the meantime. One that cannot grow any more gains nothing by waiting, and is copied in while the one before it
-computes. Either way results are copied out while the next one is computed.
+comes in the meantime. A full batch gains nothing by waiting, and is copied in while the one before it computes. Either
+way results are copied out while the next batch is computed.
 """
 
 import time
@@ -39,7 +39,7 @@ class Flights(Generic[Client]):
         fail: Callable[[list[Waiting[Client]], int, Exception], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """Land by `answer(batch, taken_ns, start_ns, took_ns, outputs)` or `fail(batch, taken_ns, error)`.
+        """Land batches by `answer(batch, taken_ns, start_ns, took_ns, outputs)` or `fail(batch, taken_ns, error)`.
 
         `took_ns` is from the batch's submission, or the landing of the one before it, to its own landing: with both
         copies and what the loop was busy with. `outputs` is overwritten after the call. `fail` may begin parts of its
@@ -62,16 +62,17 @@ class Flights(Generic[Client]):
         return bool(self._in_air) and self._in_air[0].passage.is_done
 
     def may_begin(self, is_full: bool) -> bool:
-        """Whether the next batch, which cannot grow any more if `is_full`, is handed over now."""
+        """Whether the next batch, which may be full, is to be handed over now."""
         if not self._in_air:
             return True
         return self._staging.has_room and (is_full or self._in_air[-1].passage.is_computed)
 
     def begin(self, batch: list[Waiting[Client]], taken_ns: int) -> None:
-        """Hand a batch over, after landing what has to make room for it.
+        """Hand a batch over, after landing others if it needs their room.
 
         Raises:
-            MLPError: as `Staging.submit`; OutOfMemoryError means that it does not fit with nothing else in the air.
+            MLPError: as `Staging.submit`; OutOfMemoryError means that it does not fit even with nothing else in the
+                air.
         """
         while not self._staging.has_room:
             self._land_first()
@@ -86,7 +87,7 @@ class Flights(Generic[Client]):
         self._submit(batch, taken_ns)
 
     def land(self) -> None:
-        """Answer what is back, waiting for nothing."""
+        """Answer what is back, without waiting."""
         while self.is_due:
             self._land_first()
 

@@ -1,15 +1,16 @@
-"""Holds every backend to eager while it serves, and takes out the one that is found wrong or that fails.
+"""Checks every backend against eager while it serves, and takes out one that is wrong or fails.
 
-A share of the requests that another backend answers is run on eager as well, after the reply, when a worker has nothing
-else to do; how far both are apart goes to the metrics. A backend is taken out, in every HTTP process at once, where
+A share of the requests that another backend answers is run on eager as well, after the reply, while a worker has
+nothing else to do; how far apart the results are goes to the metrics. A backend is taken out, in every HTTP process at
+once, if
 
-    drift        a result is further from eager's than the bound, where its dtype resolves the inputs
+    drift        a result is further from eager's than the bound, and the dtype resolves the inputs
     non_finite   it holds NaN or infinity where eager's does not
     fault        its run raises
 
-and stays so until somebody puts it back (`Backends.put_back`). Requests that name no backend go on to the
-next one, those in the failing batch and those that were waiting for it or being computed included; requests that name
-it get the error.
+and stays out until somebody puts it back (`Backends.put_back`). Requests that name no backend go on to the next one,
+including those in the failing batch, those that were waiting for it and those being computed; requests that name it get
+the error.
 """
 
 import logging
@@ -52,7 +53,7 @@ class Difference(NamedTuple):
 def difference(rows: Rows, reference: Rows, floor: float = FLOOR["float32"]) -> Difference:
     """Measure how far finite rows are from finite reference rows, as models/batch_invariance.py does.
 
-    A row whose largest number is below `floor`, the dtype's `FLOOR`, is measured by that.
+    For a row whose largest number is below `floor`, the dtype's `FLOOR`, differences are relative to that.
     """
     apart = np.abs(rows.astype(np.float64) - reference)
     largest = np.maximum(np.abs(reference.astype(np.float64)).max(axis=1), floor)
@@ -62,7 +63,7 @@ def difference(rows: Rows, reference: Rows, floor: float = FLOOR["float32"]) -> 
 def is_resolved(rows: Rows, floor: float) -> NDArray[np.bool_]:
     """Tell for each input row whether its dtype holds it to its full precision, as it does zeros.
 
-    A difference there is no fault of a backend's, however large a norm after the residual add makes it.
+    If not, a difference is no fault of a backend, however large a norm after the residual add makes it.
     """
     largest = np.abs(rows).max(axis=1)
     is_lost: NDArray[np.bool_] = (largest > 0) & (largest < floor)
@@ -70,7 +71,7 @@ def is_resolved(rows: Rows, floor: float) -> NDArray[np.bool_]:
 
 
 class Guard:
-    """Judges the backends in one HTTP process; what it finds holds for all of them."""
+    """Judges the backends in one HTTP process; what it finds applies in all of them."""
 
     def __init__(
         self,
@@ -92,7 +93,7 @@ class Guard:
 
     @property
     def is_shadowing(self) -> bool:
-        """Whether it wants to see what is answered."""
+        """Whether answers are to be passed to `answered`."""
         return self._shadow_rate > 0
 
     def answered(self, request: InferenceRequest, result: Result) -> None:
@@ -101,7 +102,7 @@ class Guard:
             self._shadow(request, result)
 
     def failed(self, backend: str, error: BaseException) -> None:
-        """Take a backend out whose run has raised; other errors say nothing of it."""
+        """Take out a backend whose run has raised; other errors say nothing about it."""
         if isinstance(error, RemoteError) and code_of(error) == "internal":
             words = without_paths(str(error))[:MAX_REASON]
             self._dispatcher.backends.take_out(backend, "fault", f"a run of it failed with {words}")
@@ -116,13 +117,13 @@ class Guard:
         deliver: Callable[[str, Result | Exception], None],
         ticket: Ticket,
     ) -> bool:
-        """See what a failure says of the backend, and run the request on another one where its caller named none.
+        """Judge the backend by a failure, and run the request on another one if its caller named none.
 
         Args:
             request: the caller's.
             backend: what it was run on.
             outcome: what came back.
-            error: why that is no reply.
+            error: why that cannot be the reply.
             accepted_ns: when the request was accepted.
             deliver: takes the other backend and its outcome.
             ticket: the request's, which moves there.
@@ -166,7 +167,7 @@ class Guard:
         deliver: Callable[[str, Result | Exception], None],
         ticket: Ticket,
     ) -> bool:
-        """Run a request on the default backend where its caller named none, and that is another one now."""
+        """Run a request on the default backend, if its caller named none and the default has changed."""
         following = self._dispatcher.backends.default()
         if request.backend is not None or following in (None, backend):
             return False
@@ -180,7 +181,7 @@ class Guard:
     def _judge(self, inputs: Rows, result: Result, returns: int, reference: Result | Exception) -> None:
         """Compare a result with eager's of the same inputs.
 
-        `returns` is how often its backend had been put back: if it was since, this says nothing.
+        `returns` is how often its backend had been put back: if that has changed, the result no longer counts.
         """
         if returns != self._dispatcher.backends.returns(result.backend):
             return

@@ -1,4 +1,4 @@
-"""A process's heap while it serves: what is left out of garbage collection, and what it keeps of what is freed."""
+"""A process's heap while it serves: what garbage collection leaves out, and how much freed memory is kept."""
 
 import ctypes
 import gc
@@ -14,9 +14,9 @@ STATM = Path("/proc/self/statm")
 
 
 def freeze_heap() -> None:
-    """Collect once, then leave everything that is there out of later collections.
+    """Collect once, then leave everything that exists out of later collections.
 
-    FastAPI, pydantic and torch leave some hundred thousand objects for good; each full collection would walk them all
+    FastAPI, pydantic and torch make some hundred thousand permanent objects; each full collection would walk them all
     while requests wait. Source: https://docs.python.org/3/library/gc.html#gc.freeze.
     """
     gc.collect()
@@ -24,15 +24,13 @@ def freeze_heap() -> None:
 
 
 class FreedMemory:
-    """Gives back what is free now, and keeps from now on what is freed, for the next batch, up to a bound.
+    """Gives free memory back now, and from then on keeps freed memory for the next batch, up to a bound.
 
-    glibc hands a batch's tensors back to the kernel when they are freed, and the next batch's first write to each page
-    of them waits for the kernel to clear it: 130 MB a second of them at saturation, which costs two or three rows
-    in a hundred.
+    glibc returns a batch's tensors to the kernel when they are freed, and the next batch's first write to each page
+    waits for the kernel to clear it: 130 MB a second at saturation, which costs two or three rows in a hundred.
 
-    Batches of other sizes do not fit the holes that the ones before have left, and kept holes would take more memory
-    with each of them, without end. So what is free is given back whenever the process holds `kept_bytes` more than
-    after the last time.
+    Batches of other sizes do not fit the holes that earlier ones have left, and keeping those holes would take ever
+    more memory. So free memory is given back whenever the process holds `kept_bytes` more than after the last time.
 
     Raises:
         OSError: the C library refuses, which glibc does not.
@@ -50,14 +48,14 @@ class FreedMemory:
                 raise OSError(f"mallopt({option}, {value}): expected glibc to take it, got a refusal")
 
     def bound(self) -> None:
-        """Give back what is free if it has become too much; looks no more often than each `LOOK_NS`."""
+        """Give free memory back if it has become too much; checks at most once per `LOOK_NS`."""
         if time.monotonic_ns() >= self._next_look_ns:
             self._next_look_ns = time.monotonic_ns() + LOOK_NS
             if resident_bytes() > self._most_bytes:
                 self.give_back()
 
     def give_back(self) -> None:
-        """Give all pages that hold nothing but what is free back to the kernel."""
+        """Give all pages that are entirely free back to the kernel."""
         self._library.malloc_trim(0)
         self._most_bytes = resident_bytes() + self._kept_bytes
         self._next_look_ns = time.monotonic_ns() + LOOK_NS

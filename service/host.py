@@ -1,4 +1,4 @@
-"""LitServe's server, with patience for a worker that ends again and again."""
+"""LitServe's server, which waits longer each time before it restarts a worker that keeps ending."""
 
 import logging
 import time
@@ -23,7 +23,7 @@ class Backoff:
 
     Attributes:
         failed_starts: since it was last warm.
-        early_ends: within `STEADY_S` of being warm, since it last served for longer.
+        early_ends: ends within `STEADY_S` of being warm, since it last served for longer.
     """
 
     failed_starts: int = 0
@@ -44,7 +44,7 @@ class Backoff:
 
 
 class Host(ls.LitServer):  # type: ignore[misc]
-    """Starts an ended worker at once if it had served, later and later if it ends early each time."""
+    """Restarts an ended worker at once if it had served, and after growing waits if it ends early each time."""
 
     def __init__(self, api: EngineAPI, **arguments: object) -> None:
         """Take what LitServe takes, with `api` as the only one."""
@@ -53,13 +53,13 @@ class Host(ls.LitServer):  # type: ignore[misc]
         self._due_s: dict[int, float] = {}
 
     def launch_inference_worker(self, lit_api: EngineAPI) -> list[BaseProcess]:
-        """Start the workers; but first give log lines their form again, which LitServe has just replaced."""
+        """Start the workers, after restoring the form of the log lines, which LitServe has just replaced."""
         logs.configure(lit_api.plan.log_format, is_request_logged=False)
         started: list[BaseProcess] = super().launch_inference_worker(lit_api)
         return started
 
     def launch_single_inference_worker(self, lit_api: EngineAPI, worker_id: int) -> BaseProcess:
-        """Return the worker started anew, or the ended one while it is not yet time: LitServe then asks again soon.
+        """Return the restarted worker, or the ended one if it is not yet time: LitServe then asks again soon.
 
         One that has never been warm is not started again: `Watch` ends the server with its reason.
         """

@@ -1,8 +1,8 @@
-"""The raw ASGI front: the door of every request that is not the usual one, and of every other route.
+"""The raw ASGI front: the entry for every request but the usual inference request.
 
 It stands outside the middleware of LitServe's FastAPI app, so every error of every route leaves through it and in the
-same form. Inference requests that `service.protocol` does not take itself are read here and answered by the same
-operations; all other routes are passed on to the app.
+same form. Inference requests that `service.protocol` does not handle itself are read here and answered by the same
+operations; requests to all other routes are passed on to the app.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Front:
     """ASGI middleware; one instance per API process, made before the fork and started by the lifespan."""
 
     def __init__(self, app: App, inference: Inference) -> None:
-        """`app` is what answers the other routes."""
+        """`app` answers the other routes."""
         self._app = app
         self._inference = inference
 
@@ -163,7 +163,7 @@ async def discard(receive: Receive) -> None:
 
 
 def bounded(receive: Receive, max_bytes: int) -> Receive:
-    """Wrap the way in, so that no route reads more of a body than the bound."""
+    """Wrap `receive`, so that no route reads more of a body than the bound."""
     received = 0
 
     async def bounded_receive() -> Message:

@@ -1,6 +1,6 @@
 """The inference operations: what a request's headers and body ask for, and what its reply says.
 
-All of it is plain calls on the event loop. Two doors lead in: `service.protocol` takes the usual request, without a
+All of it is plain calls on the event loop. There are two ways in: `service.protocol` takes the usual request, without a
 task or a future, and `service.http` takes every other one through ASGI.
 """
 
@@ -65,10 +65,11 @@ class Operation(ABC):
 
     @abstractmethod
     def check(self, headers: Headers) -> None:
-        """Refuse by the headers what need not be read.
+        """Refuse a request by its headers, before its body is read.
 
         Raises:
-            UnsupportedMediaTypeError, BadRequestError: as their names say.
+            UnsupportedMediaTypeError: the content type is not one that the route reads.
+            BadRequestError: a header of the protocol is malformed.
         """
 
     @abstractmethod
@@ -76,7 +77,8 @@ class Operation(ABC):
         """Read a body.
 
         Raises:
-            BadRequestError, TooLargeError: it is not one that is taken.
+            BadRequestError: it is not valid for the route.
+            TooLargeError: it has too many rows.
         """
 
     @abstractmethod
@@ -84,7 +86,7 @@ class Operation(ABC):
         """Write the result, `total_ns` after the request's head was read.
 
         Raises:
-            NonFiniteOutputError: it cannot hold the result.
+            NonFiniteOutputError: the reply's form cannot hold the result.
         """
 
 
@@ -92,7 +94,7 @@ class Predict(Operation):
     """`POST /predict` and `POST /predict/{backend}`."""
 
     def __init__(self, options: InferenceOptions, backend: str | None = None) -> None:
-        """`backend` is the path's."""
+        """`backend` is the one in the path."""
         super().__init__(options)
         self.backend = backend
         self.route = "/predict" if backend is None else "/predict/{backend}"
@@ -166,10 +168,10 @@ class Infer(Operation):
 
 
 class InferElsewhere(Infer):
-    """`POST /v2/models/{name}/infer` of a model that is not here: refused, and counted as other requests are."""
+    """`POST /v2/models/{name}/infer` for another model: refused, and counted as other requests are."""
 
     def __init__(self, options: InferenceOptions, name: str) -> None:
-        """`name` is the path's."""
+        """`name` is the one in the path."""
         super().__init__(options)
         self._name = name
 
@@ -188,7 +190,7 @@ class Inference:
     def __init__(
         self, dispatcher: Dispatcher, options: InferenceOptions, metrics: Metrics, guard: Guard | None = None
     ) -> None:
-        """One instance per API process, made before the fork; without a `guard` there is one that shadows nothing."""
+        """Make one instance per API process, before the fork; the default `guard` shadows nothing."""
         self.dispatcher = dispatcher
         self._backends = dispatcher.backends
         self._metrics = metrics
@@ -220,7 +222,7 @@ class Inference:
         """Compare the caller's key, where one is set, in constant time.
 
         Raises:
-            UnauthorizedError: none came, or another one.
+            UnauthorizedError: the key is missing or wrong.
         """
         key = self.options.api_key
         if key is None:
@@ -284,9 +286,9 @@ class Inference:
         backend: str | None,
         outcome: Result | Exception,
     ) -> None:
-        """Send the reply that an outcome makes, or have the request run on another backend, to which `ticket` moves.
+        """Send the reply to a request with this outcome, or have it run on another backend, to which `ticket` moves.
 
-        `times_ns` are on the monotonic clock: its head read, its body whole, accepted.
+        `times_ns` are when its head was read, its body was complete, and it was accepted, on the monotonic clock.
         """
         started_ns, whole_ns, accepted_ns = times_ns
         try:
@@ -368,7 +370,7 @@ class Inference:
 
 
 def logged_reply(error: Exception, request_id: bytes) -> Reply:
-    """Return an error's reply; a fault of ours is logged."""
+    """Return an error's reply; a fault of the server is logged."""
     if code_of(error) == "internal":
         name = request_id.decode("latin-1")
         log.error("request %s failed", name, exc_info=error, extra={"request_id": name})
@@ -392,7 +394,7 @@ def headers_of(lines: Sequence[tuple[bytes, bytes]]) -> Headers:
 
 
 def declared_length(headers: Headers) -> int:
-    """Return the Content-Length, which the parser has found to be a number; 0 where there is none."""
+    """Return the Content-Length, which the parser has checked to be a number; 0 where there is none."""
     return int(headers.get(b"content-length", b"").lstrip(b"0")[:20] or b"0")
 
 
@@ -405,7 +407,7 @@ def request_id_of(headers: Headers) -> bytes:
 
 
 def result_head(lines: bytes, result: Result, encode_us: int) -> bytes:
-    """Return the header lines of an inference reply: its body's, and those that tell what ran and for how long."""
+    """Return the header lines of an inference reply: those of its body, then what ran and for how long."""
     return b"%b%bx-queue-us: %d\r\nx-batch-us: %d\r\nx-compute-us: %d\r\nx-encode-us: %d\r\nx-batch-rows: %d\r\n" % (
         lines,
         names_head(result.backend, result.implementation),

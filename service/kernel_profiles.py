@@ -1,7 +1,7 @@
-"""`POST /profile`: what a backend's forward pass is made of, and the traces of the last ones to download.
+"""`POST /profile`: what a backend's forward pass is made of, and the latest traces to download.
 
-A worker makes the profile, a pass between two batches (service/worker.py). One runs at a time over the whole server.
-Traces lie in the server's private directory, under names that nobody can guess, until newer ones take their place.
+A worker makes the profile, with one pass between two batches (service/worker.py). The whole server makes one at a time.
+Traces are kept in the server's private directory, under names that nobody can guess, until newer ones replace them.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 class KernelProfiles:
-    """Takes profiles in one HTTP process; the traces are those of all of them."""
+    """Makes profiles in one HTTP process; the traces are those of all processes."""
 
     def __init__(self, dispatcher: Dispatcher, directory: Path, max_rows: int) -> None:
         """`directory` is this server's own, the same for each process; `max_rows` are what a batch may have."""
@@ -45,7 +45,7 @@ class KernelProfiles:
             BadRequestError, TooLargeError, UnsupportedMediaTypeError: the body is not one that is taken.
             OverloadedError: another profile is being made.
             DeadlineExceededError: it took longer than a request may.
-            MLPError: as inference; no worker is there, or the backend is not.
+            MLPError: as for inference, if no worker is up, or the backend does not serve.
             ClientDisconnect: the caller has gone.
         """
         schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
@@ -75,7 +75,7 @@ class KernelProfiles:
         """Return a trace.
 
         Raises:
-            NotFoundError: there is none of this name, or not any more.
+            NotFoundError: there is none of this name, or no longer.
         """
         try:
             if TRACE_NAME.fullmatch(name):
@@ -85,7 +85,7 @@ class KernelProfiles:
         raise NotFoundError(f"no such trace; the last {MAX_TRACES} are kept, and POST /profile makes a new one")
 
     def _keep(self, path: Path) -> bool:
-        """Take out of a trace what concerns this host alone; return False where there is none to download."""
+        """Remove from a trace what concerns only this host; return False if there is none to download."""
         try:
             if path.stat().st_size > MAX_TRACE_BYTES:
                 return False

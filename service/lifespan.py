@@ -1,4 +1,4 @@
-"""What an API process does beside answering requests: it keeps its connections, and it ends in order."""
+"""What an API process does besides answering requests: it keeps its connections, and shuts down in order."""
 
 import asyncio
 import contextlib
@@ -26,10 +26,10 @@ def lifespan(
     configure_logs: Callable[[], None],
     make_traces: "Callable[[], Traces] | None",
 ) -> Any:
-    """Start and end what an API process does beside answering requests.
+    """Start and end what an API process does besides answering requests.
 
-    `configure_logs` undoes what LitServe set; `make_traces`, where there are to be any, is called in
-    this process, since it starts a thread.
+    `configure_logs` undoes what LitServe set. `make_traces`, if there are to be any, is called in this process, since
+    it starts a thread.
     """
     dispatcher = inference.dispatcher
 

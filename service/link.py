@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
-    """What came back for one request; times in nanoseconds."""
+    """The result of one request; times in nanoseconds."""
 
     rows: Rows  # (n, width_out)
     backend: str
@@ -62,10 +62,10 @@ class WorkerLink(asyncio.Protocol):
         timeout_s: float,
         admission: Admission,
     ) -> None:
-        """`backends` are the server's, in wire order; `on_load` is told when requests came or went.
+        """`backends` are the server's, in wire order; `on_load` is called when requests have come or gone.
 
-        A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
-        `counted` as `admission` has it, which learns how long results took.
+        A worker that holds requests and answers none for `timeout_s` is logged. `admission` says how much of a request
+        counts in `counted`, and learns how long results took.
         """
         self.name = name
         self._names = backends
@@ -103,7 +103,7 @@ class WorkerLink(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
 
     def send(self, rows: Rows, backend: int, accepted_ns: int, timeout_s: float, deliver: Deliver) -> int:
-        """Queue rows for the worker, those of one loop turn in two writes; return the request's number here."""
+        """Queue rows for the worker, writing those of one loop turn in two writes; return the request's number."""
         request_id = next(self._ids)
         deadline_ns = accepted_ns + int(timeout_s * 1e9)
         count = len(rows)
@@ -116,13 +116,13 @@ class WorkerLink(asyncio.Protocol):
         return request_id
 
     def profile(self, rows: int, backend: int, trace: Path, timeout_s: float, deliver: DeliverProfile) -> int:
-        """Ask the worker for a profile; return the request's number here. Its rows are none of the queue's."""
+        """Ask the worker for a profile; return the request's number. Its rows do not count as queued."""
         return self._ask(Kind.PROFILE, str(trace).encode(), backend, rows, timeout_s, deliver)
 
     def shadow(self, rows: Rows, backend: int, timeout_s: float, deliver: Deliver) -> None:
-        """Have rows computed when the worker has nothing else to do; they are none of the queue's.
+        """Have rows computed when the worker has nothing else to do; they do not count as queued.
 
-        One whose time is up is cancelled, and held until the worker says that it has let it go.
+        A shadow whose time is up is cancelled, and held until the worker says that it has dropped it.
         """
         self._ask(Kind.SHADOW, rows.data.cast("B"), backend, len(rows), timeout_s, deliver)
         self.shadows += 1
@@ -152,7 +152,7 @@ class WorkerLink(asyncio.Protocol):
             self._set_alarm(pending.deadline_ns)
 
     def abandon(self, request_id: int) -> bool:
-        """Forget a request whose caller is gone: the worker need not compute what still waits there.
+        """Forget a request whose caller is gone, and tell the worker not to compute it if it still waits there.
 
         Returns:
             Whether the request was still unanswered.
@@ -173,7 +173,7 @@ class WorkerLink(asyncio.Protocol):
         self._on_load()
 
     def _settle(self, pending: _Pending, outcome: Result | bytes | Exception) -> None:
-        """Hand an outcome to whoever waits for it, unless that has happened; one that fails at it harms no other."""
+        """Deliver an outcome, unless that has happened; a delivery that fails does not affect the others."""
         if pending.deliver is not None:
             deliver, pending.deliver = pending.deliver, None
             self.unanswered -= not pending.is_shadow
@@ -238,7 +238,7 @@ class WorkerLink(asyncio.Protocol):
         self._on_load()
 
     def data_received(self, data: bytes) -> None:
-        """Deliver the results that are now whole."""
+        """Deliver the results that are now complete."""
         now_ns = time.monotonic_ns()
         if self._is_silent:
             self._is_silent = False
@@ -282,7 +282,7 @@ class WorkerLink(asyncio.Protocol):
         )
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what was in flight: it cannot be known whether it was computed."""
+        """Fail what was in flight, since it cannot be known whether it was computed."""
         self.is_up = False
         self._on_change()
         pending, self._pending = self._pending, {}

@@ -1,4 +1,4 @@
-"""A worker's end of its connections: API processes come in over one Unix socket, frames are read and written.
+"""A worker's end of its connections: API processes connect to one Unix socket, and frames are read and written.
 
 `service.link` is the other end.
 """
@@ -33,7 +33,7 @@ class Listener:
         take: Callable[[Client, list[Frame]], None],
         forget: Callable[[Client], None],
     ) -> None:
-        """`hello` is each connection's first frame; `take` gets what comes, `forget` who is gone."""
+        """`hello` is each connection's first frame; `take` gets the frames that come, `forget` the clients that go."""
         self.clients: set[Client] = set()
         self._listening = listening
         self._hello = hello
@@ -48,7 +48,7 @@ class Listener:
         self.watch(self._listening, lambda _: self.adopt(self._listening.accept()[0]))
 
     def watch(self, source: socket.socket | int, call: Callable[[int], object]) -> None:
-        """Have `call` called with the events when there is something to read."""
+        """Call `call` with the events when there is something to read."""
         self._selector.register(source, selectors.EVENT_READ, call)
 
     def ignore(self, source: socket.socket | int) -> None:

@@ -1,8 +1,8 @@
 """The server's counters: kept in memory that all its processes share, written by plain stores, read as Prometheus text.
 
-Each HTTP process has a stretch of the memory to itself, so no store waits for a lock, and a scrape, whichever process
-answers it, adds up all of them: what it shows is exact. prometheus-client's own multi-process mode keeps a file for
-each process, which outlives it, and takes several times as long per observation.
+Each HTTP process has a part of the memory to itself, so no store waits for a lock, and a scrape, whichever process
+answers it, adds up all parts: what it shows is exact. prometheus-client's own multi-process mode keeps a file for each
+process, which outlives it, and takes several times as long per observation.
 """
 
 import mmap
@@ -95,7 +95,7 @@ class Metrics(Collector):
         self.claim(0)
 
     def claim(self, process: int) -> None:
-        """Count into the stretch of the HTTP process number `process` from now on."""
+        """Count into the part of the HTTP process number `process` from now on."""
         self._base = 1 + process * self._size
         self._words: list[
             list[tuple[Sequence[float], int, int]]
@@ -139,9 +139,9 @@ class Metrics(Collector):
         self._view[self._base + self._fallbacks + place] += 1
 
     def in_flight(self, rows: int, requests: int, counted_rows: int, limit_rows: int) -> None:
-        """Tell what the workers hold for this process, how many callers wait, what counts as queued, and how much may.
+        """Set what the workers hold for this process, how many callers wait, how much counts as queued, and the bound.
 
-        All but `requests`, those whose callers wait, are rows.
+        All but `requests`, the number of waiting callers, are rows.
         """
         view, base = self._view, self._base
         view[base + self._queue_rows] = rows

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's own, and the inference routes, which FastAPI does not see, from their models.
+"""The OpenAPI document: FastAPI's own, completed by the inference routes, which FastAPI does not see.
 
 Swagger UI, which shows it, comes from the package fastapi-offline and not from the web, so `/docs` needs no other host.
 """
@@ -121,7 +121,7 @@ def add_binary(infer: dict[str, Any]) -> None:
 
 
 def guard(document: dict[str, Any]) -> None:
-    """Say that the routes ask for the key, and how it is sent; clients are made from that, and what `/docs` tries."""
+    """Say which routes ask for the key, and how it is sent, as generated clients and `/docs` need to know."""
     document["components"]["securitySchemes"] = {
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
         "bearer": {"type": "http", "scheme": "bearer"},

@@ -38,7 +38,7 @@ REMEMBERED_BYTES = 1024
 
 
 class InferParameters(Body):
-    """The request parameters that this server acts on; others are refused, since ignoring them would be silent."""
+    """The request parameters that this server acts on; others are refused rather than silently ignored."""
 
     backend: str | None = Field(None, description="eager, compiled or fused; left out: the server's default")
     timeout: int | None = Field(None, gt=0, le=3_600_000_000, description="give up after this many microseconds")
@@ -182,12 +182,12 @@ def parse_infer(
     Args:
         body: the JSON part, and after it the binary data of the input, if it has any.
         width: the model's input width.
-        max_rows: most rows taken.
-        json_bytes: length of the JSON part, where the header tells it.
-        model: the path's, which the body may repeat.
+        max_rows: most rows accepted.
+        json_bytes: length of the JSON part, if the header gives it.
+        model: the name in the path, which the body may repeat.
 
     Raises:
-        BadRequestError: the body is not one that the protocol or the model takes.
+        BadRequestError: the body is not valid for the protocol or the model.
         TooLargeError: more than `max_rows` rows.
     """
     if json_bytes is not None and json_bytes > len(body):
@@ -211,7 +211,7 @@ def parse_infer(
 
 
 class _Plan(NamedTuple):
-    """What a body's JSON part says; nothing in it is ever changed.
+    """What a body's JSON part says; it is never changed.
 
     Attributes:
         tensor: the input.
@@ -230,7 +230,7 @@ class _Plan(NamedTuple):
 
 
 def _plan(json_part: bytes | bytearray, width: int, max_rows: int, model: str | None) -> _Plan:
-    """Read the JSON part; what it says of the data that follows it is checked against its own shape."""
+    """Read the JSON part, and check what it says about the data that follows against its own shape."""
     parsed = validate(InferBody, parse_json(json_part))
     if parsed.model_name is not None and parsed.model_name != model:
         raise BadRequestError(f"model_name: the path has {model!r}, the body {shortened(parsed.model_name)}")
@@ -258,11 +258,11 @@ def _plan(json_part: bytes | bytearray, width: int, max_rows: int, model: str | 
 
 
 _remembered = lru_cache(maxsize=256)(_plan)
-"""Of binary requests, whose JSON parts are mostly alike for one client."""
+"""Caches the plans of binary requests, since a client's JSON parts are mostly alike."""
 
 
 def reply_head(model: str, request_id: str | None, backend: str, implementation: str) -> dict[str, Any]:
-    """Return what a reply says beside its output."""
+    """Return the fields of a reply other than its outputs."""
     name = {} if request_id is None else {"id": request_id}
     return {"model_name": model, **name, "parameters": {"backend": backend, "implementation": implementation}}
 
@@ -282,7 +282,7 @@ def shown(names: list[str]) -> str:
 
 
 def _count(tensor: RequestInput, width: int, max_rows: int) -> int:
-    """Return the number of rows that a shape stands for, one that is taken."""
+    """Return the number of rows that a shape stands for, checked against the bounds."""
     if tensor.shape[-1] != width:
         raise BadRequestError(f"inputs[0].shape: expected (..., {width}), got {tuple(tensor.shape)}")
     count = math.prod(tensor.shape[:-1])
@@ -314,10 +314,10 @@ def _binary_bytes(tensor: RequestInput, width: int, max_rows: int) -> int | None
 
 
 def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
-    """Read rows from binary data; FP32 without a copy. NaN and infinity are taken: the format carries them.
+    """Read rows from binary data; FP32 without a copy. NaN and infinity are accepted, as the format carries them.
 
     Raises:
-        BadRequestError: another number of bytes than the plan says, or a finite number that float32 cannot hold.
+        BadRequestError: the number of bytes is not the plan's, or a finite number is beyond float32.
     """
     if len(binary) != plan.binary_bytes:
         raise BadRequestError(
@@ -343,10 +343,10 @@ def _binary_rows(plan: _Plan, binary: memoryview, width: int) -> Rows:
 
 
 def json_length(value: bytes) -> int:
-    """Read the header that tells the length of the JSON part.
+    """Read the header that gives the length of the JSON part.
 
     Raises:
-        BadRequestError: it is no number.
+        BadRequestError: it is not a number.
     """
     if not value.isdigit() or len(value) > 18:
         raise BadRequestError(

@@ -1,4 +1,4 @@
-"""A worker's outcome as a coroutine, for the routes that FastAPI serves: awaited until the caller goes away."""
+"""A worker's outcome as a coroutine, for the routes that FastAPI serves; the wait ends if the caller goes away."""
 
 import asyncio
 import contextlib
@@ -23,14 +23,14 @@ async def departure(request: Request) -> AsyncIterator[Gone]:
 
 
 async def outcome_of(start: Callable[[Callable[[Any], None]], Ticket], gone: Gone) -> Any:
-    """Return what is delivered, or raise it where it is an error.
+    """Return what is delivered, or raise it if it is an error.
 
     Args:
-        start: hands something to a worker, with what to call with the outcome.
-        gone: done when nobody waits any more.
+        start: hands something to a worker, given what to call with the outcome.
+        gone: is done when nobody waits any more.
 
     Raises:
-        ClientDisconnect: that has happened; what was started is abandoned.
+        ClientDisconnect: nobody waits any more; what was started is abandoned.
     """
     delivered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     ticket = start(delivered.set_result)

@@ -1,4 +1,4 @@
-"""The page at `/`: plain files of this server, under a policy that lets them load and call nothing else.
+"""The page at `/`: plain files from this server, under a policy that lets them load and call nothing else.
 
 Source: https://www.w3.org/TR/CSP3/; https://html.spec.whatwg.org/multipage/browsers.html#cross-origin-isolation.
 """

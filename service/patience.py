@@ -1,15 +1,15 @@
-"""How long a free worker holds back what waits, so that callers who were just answered can join the same batch.
+"""Decides how long an idle worker holds back what waits, so that callers who were just answered can join the batch.
 
-A batch costs little more than a single row as long as reading the weights is what takes the time. Callers in a closed
+A batch costs little more than a single row as long as reading the weights takes most of the time. Callers in a closed
 loop send their next requests right after their answers; a worker that starts on the first of them leaves all others for
-a second batch. Holding back for g pays where ``g + T(m + e) < T(m) + T(e)``, m being the rows that wait, e those that
-are about to come and T(n) what a batch of n takes. T is learnt from the batches that ran, e from how many requests came
-within such a time of the answers before.
+a second batch. Holding back for a time g pays if ``g + T(m + e) < T(m) + T(e)``, where m rows wait, e are about to come
+and T(n) is the time of a batch of n rows. T is learnt from the batches that ran, and e from how many requests came
+within such a time after earlier answers.
 
-A hold is over that time after the answers, so nothing is held back on an idle worker, whose last answers are longer
-ago. Within it, whatever waits may be held, whoever sent it, and what waits for other backends with it, since one queue
-serves all. A single caller meets no delay, however many rows it sends: once it is back, nobody else is expected.
-Where T grows with the rows from the start, as of a small model, nothing is gained and nothing held back.
+A hold ends when that time has passed since the answers, so nothing is held back on a worker whose last answers are
+longer ago. Until then whatever waits may be held, whoever sent it and whichever backend it is for, since one loop
+serves all. A single caller meets no delay, however many rows it sends: once it is back, nobody else is expected. If T
+grows with the rows from the start, as for a small model, nothing is gained and nothing is held back.
 """
 
 import math
@@ -20,7 +20,7 @@ UNKNOWN = -1.0
 
 
 class BatchTimes:
-    """What a batch of n rows takes on one backend, in nanoseconds: a moving average for each power of two."""
+    """The time of a batch of n rows on one backend, in nanoseconds: a moving average for each power of two."""
 
     def __init__(self) -> None:
         self._means: dict[int, tuple[float, float]] = {}  # power to mean rows and mean time
@@ -35,9 +35,9 @@ class BatchTimes:
         )
 
     def of(self, rows: float) -> float:
-        """Return what a batch takes, on a line through the two sizes known that are nearest; `UNKNOWN` before two are.
+        """Return a batch's time, on a line through the nearest two known sizes; `UNKNOWN` until two are known.
 
-        Beyond the largest size known it grows in proportion, which promises nothing.
+        Beyond the largest known size it grows in proportion, so that no saving is expected there.
         """
         points = sorted(self._means.values())
         if len(points) < 2 or rows <= 0:
@@ -56,7 +56,7 @@ class Patience:
     """Decides for one worker; all times are of CLOCK_MONOTONIC."""
 
     def __init__(self, backends: int, share: float) -> None:
-        """`share` of what would be saved is waited for; 0 holds nothing back."""
+        """`share` is how much of the time that would be saved may be spent waiting; 0 holds nothing back."""
         self._share = share
         self._batch_times = [BatchTimes() for _ in range(backends)]
         self._backend = 0
@@ -85,7 +85,7 @@ class Patience:
         self._window_ns = self._share * took_ns
 
     def until_ns(self, backend: int, rows: int) -> int:
-        """Return until when `rows` that wait for `backend` are held back; a time in the past means not at all."""
+        """Return until when `rows` waiting for `backend` are held back; a time in the past means not at all."""
         if backend != self._backend:
             return 0
         requests = round(self._answered * self._return_rate) - self._arrived

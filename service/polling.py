@@ -1,11 +1,11 @@
-"""Looking for work for a moment before going to sleep.
+"""Polls for work for a moment before going to sleep.
 
-A caller's next request, and a worker's result, are often there within some tens of microseconds; a process that slept
-takes as long again to wake, and a core that slept runs slower at first. `python -m loadtests overhead` shows what it is
+A caller's next request, and a worker's result, often arrive within some tens of microseconds; a sleeping process takes
+as long again to wake, and a core that slept runs slower at first. `python -m loadtests overhead` shows what polling is
 worth; MLP_SPIN_US=0 turns it off.
 
-That holds for a caller that sends one request at a time. Where many are under way, more work is there by the time this
-one is done, and looking for it takes the core from whoever makes it: then a process sleeps at once.
+This applies to a caller that sends one request at a time. If many are under way, there is more work by the time this
+one is done, and polling would take the core from whoever produces it: then a process sleeps at once.
 """
 
 import asyncio
@@ -27,12 +27,12 @@ class Streak:
 
     @property
     def is_long(self) -> bool:
-        """Whether the next one will probably be alone, too."""
+        """Whether the next request will probably be alone, too."""
         return self._length >= ALONE
 
 
 class Poller:
-    """Keeps one event loop turning for a while after each sign of work; yields the core to whoever else wants it."""
+    """Keeps one event loop running for a while after each sign of work, yielding the core to whoever wants it."""
 
     def __init__(self, spin_us: int) -> None:
         self.streak = Streak()

@@ -16,7 +16,7 @@ RECONNECT_INTERVAL_S = 0.05
 
 
 class InFlight(NamedTuple):
-    """Rows, and what of them counts towards the queue's bound: of each request no more than one counts as."""
+    """Rows in flight, and how many of them count towards the queue's bound, where a large request counts as fewer."""
 
     rows: int
     counted: int
@@ -34,10 +34,10 @@ class WorkerPool:
         timeout_s: float,
         admission: Admission,
     ) -> None:
-        """`backends` is told what the workers say; `on_load` is told at the start, and when requests came or went.
+        """`backends` gets the workers' states; `on_load` is called at the start, and when requests have come or gone.
 
-        A worker that holds requests and answers none for `timeout_s` is logged. A request counts in
-        `in_flight` as `admission` has it.
+        A worker that holds requests and answers none for `timeout_s` is logged. `admission` says how much of a request
+        counts in `in_flight`.
         """
         self._sockets = list(sockets)
         self._backends = backends
@@ -84,7 +84,7 @@ class WorkerPool:
         return link
 
     def give_up(self) -> None:
-        """Answer what is still in flight at the end of the time to drain."""
+        """Answer, with an error, what is still in flight at the end of the time to drain."""
         for link in self._links:
             if link:
                 link.fail_all(
@@ -111,7 +111,7 @@ class WorkerPool:
 
     @property
     def in_flight(self) -> InFlight:
-        """What the workers hold of what this process has accepted, whatever became of the callers."""
+        """The rows that workers hold for this process, whether or not their callers still wait."""
         rows = counted = 0
         for link in self._links:
             if link:

@@ -1,11 +1,12 @@
-"""Where a request's processor time goes in the server's own code: `python -m service.profile --json FILE`.
+"""Measures where a request's processor time goes in the server's own code: `python -m service.profile --json FILE`.
 
-The HTTP process's real parts, and the worker's, are driven in one process, 32 requests a turn, with each part timed
-where it is called. What the callers' sockets cost is left out, a read and a write a request; the worker's, once a turn,
-is in its part. The model is the demo model's, so that the engine's share can be read off as well. Settings are the
-defaults, whatever the environment says, but for the spinning: in one process nobody sends meanwhile.
+The real parts of the HTTP process and of the worker are driven in one process, 32 requests per turn, and each part is
+timed where it is called. The cost of the callers' sockets, a read and a write per request, is left out; the worker's
+socket, used once per turn, is included. The model is the demo model, so that the engine's share shows as well. Settings
+are the defaults, whatever the environment says, except that nothing is polled for: in one process nobody sends
+meanwhile.
 
-`total` is the parts' sum; `turn` is the whole turn as it is seen from outside, with the driving itself.
+`total` is the sum of the parts; `turn` is the whole turn seen from outside, including the driving itself.
 """
 
 import argparse
@@ -230,7 +231,7 @@ def connection(kind: type[Protocol]) -> tuple[Protocol, NullTransport]:
 
 
 async def nothing(_scope: object, _receive: object, _send: object) -> None:
-    """Stand for the app, which usual requests do not meet."""
+    """Stand in for the app, which usual requests do not reach."""
 
 
 def main(arguments: list[str]) -> int:

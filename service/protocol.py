@@ -1,8 +1,8 @@
-"""uvicorn's HTTP protocol with a short way for inference: the usual request meets no ASGI, no task and no future.
+"""uvicorn's HTTP protocol with a short cut for inference: the usual request needs no ASGI, no task and no future.
 
 The usual request is a POST to an inference target, spelt as documented, with a Content-Length within the bound. All
-others, and all other routes, take uvicorn's way to the app, with one write per reply. The errors of bytes that are no
-HTTP have our form.
+other requests take uvicorn's way to the app, with one write per reply. Bytes that are not HTTP get an error in the
+server's own form.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class Protocol(HttpToolsProtocol):
-    """Takes usual inference requests itself, joins head and body, bounds the head, and the time that a sender takes."""
+    """Handles usual inference requests itself, joins head and body, and bounds the head and the sender's time."""
 
     inference: ClassVar[Inference]
     keep_alive_s: ClassVar[float]
@@ -101,7 +101,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _watch(self) -> None:
-        """Close what has been quiet, or too slow, for too long; one timer a connection looks every few seconds."""
+        """Close the connection if it has been idle or slow for too long; its one timer fires every few seconds."""
         is_ending = self.inference.dispatcher.state.is_draining
         patience_s = min(UNREAD_S if is_ending else self.keep_alive_s, self.keep_alive_s)
         interval_s = min(WATCH_S, patience_s, self.receive_timeout_s)
@@ -121,9 +121,7 @@ class Protocol(HttpToolsProtocol):
             allowed_s = self.receive_timeout_s + min(self._received_bytes, most_bytes) / SLOWEST_BYTES_PER_S
             if now_s < self._since_s + allowed_s:
                 return
-            if (
-                self.cycle is not None and not is_busy and not self._is_in_head
-            ):  # the rest of a request that is answered
+            if self.cycle is not None and not is_busy and not self._is_in_head:  # the rest of an answered request
                 self._raw.close()
             else:
                 self._refuse(
@@ -134,7 +132,7 @@ class Protocol(HttpToolsProtocol):
             self._raw.close()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came: what may be one request at once, several a piece at a time."""
+        """Parse what came: what may be one request at once, several requests a piece at a time."""
         if self._failure is not None:
             return
         if self._unparsed:  # reading is paused, but for what was on its way
@@ -157,10 +155,10 @@ class Protocol(HttpToolsProtocol):
         self._parse(data, head_data)
 
     def _parse_on(self) -> None:
-        """Parse of several requests the next to its end, if not too many are ahead of it, and go on in the next turn.
+        """Parse the next of several requests to its end, unless too many are ahead of it; go on in the next turn.
 
-        A piece ends where a head may end. So hardly more than one request is acted on in a turn, and other connections
-        have theirs in between.
+        A piece ends where a head may end. So hardly more than one request is acted on per turn, and other connections
+        get their turns in between.
         """
         self._is_parsing_due = False
         ends = self._ends
@@ -198,7 +196,7 @@ class Protocol(HttpToolsProtocol):
         return self._is_in_head and len(self._cycles) >= MOST_AHEAD
 
     def _parse(self, data: bytes, head_data: bytes) -> None:
-        """Parse bytes, unless a request's line and headers are longer than any that is meant.
+        """Parse bytes, unless a request's line and headers are longer than `MAX_HEAD_BYTES`.
 
         `head_data` is the head that they begin with, if it is whole.
         """
@@ -225,7 +223,7 @@ class Protocol(HttpToolsProtocol):
             self._count_extra(len(data), MAX_HEAD_BYTES)
 
     def _feed(self, data: bytes) -> None:
-        """Give bytes to the parser; it wraps what its callbacks raise, which is a fault of ours."""
+        """Give bytes to the parser; an error that it wraps, raised by a callback, is a fault of the server."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -333,7 +331,7 @@ class Protocol(HttpToolsProtocol):
         return exchange
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header without the blanks that the parser leaves behind it; trailers of a chunked body say nothing."""
+        """Take a header without the blanks that the parser leaves after it; ignore trailers of a chunked body."""
         if self._is_in_head:
             super().on_header(name, value.rstrip(b" \t"))
         else:
@@ -444,12 +442,12 @@ class Protocol(HttpToolsProtocol):
             super().shutdown()
 
     def _refuse(self, sentence: str) -> None:
-        """Answer what is no request with 400, after the whole requests before it, and close the connection."""
+        """Answer bytes that are no request with 400, after the whole requests before them; close the connection."""
         log.debug("a connection is refused: %s", sentence)
         self._end(refusal(sentence))
 
     def _fail(self, error: Exception) -> None:
-        """Answer a request that could not be read by a fault of ours with 500, and log the fault."""
+        """Answer a request that could not be read because of a fault of the server with 500, and log the fault."""
         request_id = request_id_of(headers_of(self.headers))
         reply = logged_reply(error, request_id)
         head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
@@ -471,7 +469,7 @@ def refusal(sentence: str) -> bytes:
 
 
 def protocol(inference: Inference, settings: Settings) -> type[Protocol]:
-    """Return the protocol of one server; uvicorn makes an instance a connection of what it is given."""
+    """Return the protocol class of one server, of which uvicorn makes an instance per connection."""
     members = {
         "inference": inference,
         "keep_alive_s": settings.keep_alive_s,

@@ -1,4 +1,4 @@
-"""A reply as plain data, and the one form that errors have."""
+"""A reply as plain data, and the one form of errors."""
 
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ CLOSE = b"connection: close\r\n"
 
 
 class Reply(NamedTuple):
-    """A whole reply; whoever sends it adds the request's id, and closes the connection where it has to.
+    """A whole reply; whoever sends it adds the request's id, and closes the connection if necessary.
 
     Attributes:
         status: HTTP's.
-        head: header lines, each with its line end: what one reply has in common with many is formatted in one piece.
+        head: header lines, each with its line end; what many replies share is formatted only once.
         body: the bytes.
     """
 

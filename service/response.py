@@ -1,4 +1,4 @@
-"""The way out of a request over ASGI: common headers, and our form for the errors of the host framework."""
+"""Sends the reply to a request over ASGI: adds common headers, and gives the host framework's errors our form."""
 
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -42,7 +42,7 @@ class Response:
     """Sends one reply: ours, or one of the host framework's, whose errors it holds back."""
 
     def __init__(self, send: Send, request_id: bytes, state: SharedState, is_unread: bool = False) -> None:
-        """A reply closes its connection while `state` says that the server is draining, or the body `is_unread`."""
+        """A reply closes its connection if `state` says that the server is draining, or if the body `is_unread`."""
         self.is_unread = is_unread
         self._send = send
         self._state = state
@@ -73,10 +73,10 @@ class Response:
         await self._send(message)
 
     def raise_for_held(self, scope: Scope) -> None:
-        """Raise the error reply that was held back, if one was, as the error of ours that it stands for.
+        """Raise the error reply that was held back, if any, as the corresponding error of ours.
 
         Raises:
-            ServiceError: as its status says.
+            ServiceError: the one for its status.
         """
         if self._held is None:
             return
@@ -97,7 +97,7 @@ class Response:
 
 
 def allowed_methods(scope: Scope) -> set[str]:
-    """Return the methods of every route of the app that has the path; its own answer names the first one's alone."""
+    """Return the methods of all the app's routes with this path; the app's own answer names only the first one's."""
     routes = (route for route in scope["app"].routes if route.matches(scope)[0] is not Match.NONE)
     methods = {method for route in routes for method in getattr(route, "methods", None) or ()}
     return methods | {"HEAD"} if "GET" in methods else methods  # which the front answers as GET

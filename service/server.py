@@ -44,10 +44,10 @@ log = logging.getLogger(__name__)
 
 
 def require_results_to_fit(settings: Settings, config: ModelConfig) -> None:
-    """Refuse requests whose rows, or results, no frame to or from a worker holds.
+    """Refuse a largest request whose rows or results do not fit a frame to or from a worker.
 
     Raises:
-        StartError: the largest request is one.
+        StartError: they do not fit.
     """
     most = MAX_PAYLOAD_BYTES // (np.dtype(np.float32).itemsize * max(config.width_in, config.width_out))
     if settings.request_rows > most:
@@ -219,7 +219,7 @@ class Server:
 
 
 def discard_stdout() -> None:
-    """Send to nowhere what is left for stdout, which Python would fail to write once more at its end.
+    """Discard what is left for stdout, which Python would fail to write again at its end.
 
     Source: https://docs.python.org/3/library/signal.html#note-on-sigpipe.
     """
@@ -229,7 +229,7 @@ def discard_stdout() -> None:
 
 
 def screen(server: Server, hellos: list[Hello]) -> str:
-    """Tell in one screen what is served, how, and how to try it."""
+    """Return the start screen: what is served, how, and how to try it."""
     settings, config, hello = server.settings, server.config, hellos[0]
     host, port = server.address()
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,4 +1,4 @@
-"""Every setting of the server: command-line flag, else environment variable `MLP_<NAME>`, else default."""
+"""Every setting of the server: a command-line flag, else the environment variable `MLP_<NAME>`, else the default."""
 
 import os
 import re
@@ -68,7 +68,7 @@ class SettingsValueError(MLPError):
 
 
 def shares(text: str) -> dict[str, float] | None:
-    """Read `fused=0.05,compiled=0.1`; None where it is anything else, or a share is none."""
+    """Read `fused=0.05,compiled=0.1`; None if it has another form, or a share is out of range."""
     found: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = part.partition("=")
@@ -83,7 +83,7 @@ def shares(text: str) -> dict[str, float] | None:
 
 
 class Settings(BaseSettings):
-    """What the server is started with, checked; its fields are the flags, and their descriptions what `--help` says."""
+    """What the server is started with, checked; the fields are the flags, and `--help` shows their descriptions."""
 
     model_config = SettingsConfigDict(
         json_schema_extra={"description": HELP},
@@ -232,7 +232,7 @@ class Settings(BaseSettings):
     @field_validator("api_key")
     @classmethod
     def _can_be_sent(cls, value: SecretStr | None) -> SecretStr | None:
-        """Refuse a key that no header can carry as it is, as one of a file that ends with a line end.
+        """Refuse a key that no header can carry unchanged, such as one read from a file with its line end.
 
         Source: https://www.rfc-editor.org/rfc/rfc9110#name-field-values.
         """
@@ -291,7 +291,7 @@ class Settings(BaseSettings):
 
     @property
     def traces_url(self) -> str | None:
-        """Where traces go; None where nowhere.
+        """The URL that traces are sent to; None if there are none.
 
         Source: https://opentelemetry.io/docs/specs/otel/protocol/exporter/#endpoint-urls-for-otlphttp.
         """
@@ -318,9 +318,9 @@ class Settings(BaseSettings):
         return REQUEST_ROWS if self.max_batch_rows is None else self.max_batch_rows
 
     def queue_rows(self, device: str, devices: int = 1) -> int:
-        """Return the most rows that count as in flight, where `devices` devices have `workers` workers each.
+        """Return the most rows that count as in flight, if `devices` devices have `workers` workers each.
 
-        It is what is set, or what a slow model's queue takes.
+        This is the setting, or else the bound of a slow model's queue.
         """
         if self.max_queue_rows is not None:
             return self.max_queue_rows
@@ -328,12 +328,12 @@ class Settings(BaseSettings):
         return max(2 * batch_rows * self.workers * devices, min(self.request_rows, batch_rows) * self.api_servers)
 
     def admission(self, device: str, devices: int = 1) -> Admission:
-        """Return what bounds the queue of each HTTP process, where `devices` devices have `workers` workers each.
+        """Return what bounds the queue of each HTTP process, if `devices` devices have `workers` workers each.
 
-        Where the bound is set, it holds whatever comes, and all rows of a request count. Where it is not, those of one
-        batch do: more of them wait, but nobody waits for more, since others have their turn between two batches of one
-        request. And where no batch is set either, those of half a batch do, as half of the time others have theirs;
-        such requests leave room for smaller ones; and what is computed soon is let in.
+        If max-queue-rows is set, it is the bound, and all rows of a request count. If not, a request counts as one
+        batch at most, since others get their turn between two of its batches. If max-batch-rows is not set either, a
+        request counts as half a batch at most, requests that large leave room for smaller ones, and as many rows are
+        let in as can be computed soon.
         """
         bound, workers, servers = self.queue_rows(device, devices), self.workers * devices, self.api_servers
         batch_rows = self.batch_rows(device)
@@ -347,13 +347,13 @@ class Settings(BaseSettings):
         return Admission(bound // servers, most // servers, counted, batch_rows, workers / servers, large_share)
 
     def body_bytes(self, width: int) -> int:
-        """Most bytes in one request body, for a model that takes rows of `width` numbers."""
+        """Return the most bytes in one request body, for a model that takes rows of `width` numbers."""
         if self.max_body_bytes is not None:
             return self.max_body_bytes
         return min(1 << 31, (64 << 10) + 32 * width * self.request_rows)
 
     def worker_threads(self, devices: int = 1) -> int:
-        """Return the CPU threads of each worker, where `devices` devices have `workers` workers each.
+        """Return the CPU threads of each worker, if `devices` devices have `workers` workers each.
 
         Raises:
             ValueError: all of them together would have more threads than there are cores.
@@ -412,7 +412,7 @@ def load(arguments: list[str]) -> Settings:
 
 
 def _add_flag(parser: ArgumentParser, *flags: str, **how: Any) -> Any:
-    """Add a flag that `--help` tells of in the words of a command line, where pydantic-settings has Python's."""
+    """Add a flag that `--help` describes in a command line's terms, not, as pydantic-settings does, in Python's."""
     if "metavar" in how:
         how["metavar"] = KINDS.get(how["metavar"], how["metavar"])
     how["help"] = how["help"].replace(NOTHING, "unset").replace(str(BACKENDS), ",".join(BACKENDS))
@@ -429,7 +429,7 @@ def _check_otlp_variables() -> None:
 
 
 def _takes_traces(value: str, is_whole: bool) -> bool:
-    """Tell whether this is a URL of a collector; one that is not whole may not end with what is added to it."""
+    """Tell whether this is a collector's URL; a base URL, not `is_whole`, must not end with the path added to it."""
     try:
         parts = urlsplit(value)
         is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

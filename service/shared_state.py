@@ -1,9 +1,8 @@
-"""What the HTTP processes share with each other and with their parent: some words of memory.
+"""What the HTTP processes share with each other and with their parent: a few words of memory.
 
-Each value is one aligned word that is written whole, so every process sees a change at once and reads without a lock;
-a sentence is written before the word that says it is there. Changes come one after the other, and what only one process
-may do at a time is claimed, by record locks on the same memory, which the kernel gives back whatever becomes of their
-holder.
+Each value is one aligned word that is written whole, so every process sees a change at once and reads without a lock; a
+sentence is written before the word that says it is there. Record locks on the same memory serialise changes, and claim
+what only one process may do at a time; the kernel releases them whatever becomes of their holder.
 
 Source: https://man7.org/linux/man-pages/man2/fcntl.2.html, "Advisory record locking".
 """
@@ -56,7 +55,7 @@ class SharedState:
 
     @property
     def changes(self) -> int:
-        """How often the default, the canaries or what is taken out changed: what is derived from them is kept by it."""
+        """How often the default, the canaries or what is taken out changed, so that what is derived can be cached."""
         return self._words[_CHANGES]
 
     @contextlib.contextmanager
@@ -97,7 +96,7 @@ class SharedState:
         return Outage(since_s, sentence[:length].decode(errors="ignore"))
 
     def take_out(self, backend: int, outage: Outage) -> bool:
-        """Let no process use a backend from now on; False where that is so already."""
+        """Let no process use a backend from now on; False if that is already so."""
         sentence = outage.reason.encode()[:500]
         with self._change():
             if self._words[self._out + backend]:
@@ -136,7 +135,7 @@ class SharedState:
         return all(self._words[self._ready :])
 
     def begin_profile(self) -> bool:
-        """Claim the one profile that may run at a time over all processes; False where somebody has it."""
+        """Claim the one profile that may run at a time in all processes; False if another has it."""
         if self._is_profiling:
             return False
         try:

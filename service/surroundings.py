@@ -1,4 +1,4 @@
-"""What a run takes from its host: a device, an address, a place for compiled code, a place for sockets."""
+"""What a run needs of its host: a device, an address, a place for compiled code, a place for sockets."""
 
 import contextlib
 import multiprocessing
@@ -60,8 +60,8 @@ def resolve_dtype(dtype: str, device: str) -> str:
 def private_directory() -> Iterator[Path]:
     """Make a directory for this run's sockets that nobody else can enter, and remove it at the end.
 
-    The processes that are started meanwhile keep there what `multiprocessing` would make a directory of its own for,
-    which one that is killed leaves behind.
+    Processes started meanwhile use it instead of the temporary directory of `multiprocessing`, which a killed process
+    would leave behind.
     """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # a child has a copy
     before = config.get("tempdir")
@@ -77,14 +77,14 @@ def private_directory() -> Iterator[Path]:
 
 
 def identify(model: Path) -> ModelIdentity:
-    """Return what tells one state of a model directory from another: each file's name, inode, size and time."""
+    """Return what identifies the state of a model directory: each file's name, inode, size and time."""
     states = ((path.name, path.stat()) for path in sorted(model.iterdir()) if path.is_file())
     return tuple((name, state.st_ino, state.st_size, state.st_mtime_ns) for name, state in states)
 
 
 @contextlib.contextmanager
 def claim(port: int) -> Iterator[None]:
-    """Hold a port's name against a second server that starts at the same time; both could bind it, one would listen.
+    """Claim a port against a second server that starts at the same time, since both could bind it.
 
     Raises:
         StartError: another server holds it.
@@ -113,9 +113,9 @@ def require_free(host: str, port: int) -> None:
 
 
 def allow_descriptors(max_connections: int, workers: int) -> None:
-    """Raise this process's soft limit of open files, and so that of those it forks, to what its connections need.
+    """Raise the soft limit of open files, for this process and those it forks, to what the connections need.
 
-    A process without a descriptor to spare closes connections unanswered, and reaches no worker that starts anew.
+    A process without free descriptors closes connections unanswered, and cannot reach a restarted worker.
 
     Raises:
         StartError: the hard limit is lower.
@@ -135,8 +135,8 @@ def allow_descriptors(max_connections: int, workers: int) -> None:
 def bound_spinning() -> None:
     """Let OpenMP's threads sleep soon instead of spinning for their team-mates; a variable that is already set wins.
 
-    By default libgomp spins for milliseconds. Where another process wants the core that the awaited thread needs, every
-    parallel region then lasts a scheduler's time slice. A bounded spin keeps the quick hand-over of an idle host.
+    By default libgomp spins for milliseconds. If another process wants the core that the awaited thread needs, every
+    parallel region then takes a scheduler's time slice. A bounded spin keeps the quick hand-over of an idle host.
 
     Source: https://gcc.gnu.org/onlinedocs/libgomp/GOMP_005fSPINCOUNT.html.
     """

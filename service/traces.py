@@ -6,13 +6,13 @@ and nothing of OpenTelemetry's SDK is loaded. A request's spans are made once it
     POST /predict          kind server; the caller's `traceparent` is its parent
       decode               reading the body
       queue                from acceptance until its batch was taken
-      batch                being put together with others
+      batch                being assembled with others
       compute              its batch in the engine
       encode               writing the reply
 
 Of a request that took several batches, `queue`, `batch` and `compute` are the sums of theirs.
 
-One that fails, or whose caller goes away before the reply, has the first span alone.
+A request that fails, or whose caller goes away before the reply, has only the first span.
 
 Source: https://opentelemetry.io/docs/specs/semconv/http/http-spans/.
 """
@@ -165,7 +165,7 @@ def clock_offset_ns() -> int:
 
 
 class Exporter(SpanExporter):
-    """OTLP's over HTTP, which says once that the collector cannot be reached, and when it can again."""
+    """OTLP's exporter over HTTP, which says once that the collector cannot be reached, and when it can again."""
 
     def __init__(self, endpoint: str, complaints: "Complaints") -> None:
         self._endpoint = endpoint
@@ -204,7 +204,7 @@ class Exporter(SpanExporter):
 
 
 class Complaints(logging.Handler):
-    """Takes what OpenTelemetry logs for every batch: keeps the exporter's reason, passes all else on once."""
+    """Filters what OpenTelemetry logs for every batch: keeps the exporter's reason, passes everything else on once."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ class JoiningTransport:
         self._head = b""
 
     def write(self, data: bytes) -> None:
-        """Write, or hold back what looks like a head; a reply without a body is written in the next loop turn."""
+        """Write, but hold back what looks like a head; the head of a reply without a body leaves in the next turn."""
         if self._transport.is_closing():  # the client has gone meanwhile
             return
         if self._head:
@@ -49,7 +49,7 @@ class JoiningTransport:
 
 
 class Flow(FlowControl):
-    """Lets no more in while requests that were sent ahead wait for their turn, parsed or not."""
+    """Pauses reading while requests that were sent ahead wait for their turn, parsed or not."""
 
     def __init__(self, transport: asyncio.Transport, pipeline: Sized) -> None:
         super().__init__(transport)

@@ -1,4 +1,4 @@
-"""Watches the server's processes from its parent: the start, the signals, a failure that nothing else would notice."""
+"""Watches the server's processes from the parent: the start, signals, and failures that nothing else would notice."""
 
 import contextlib
 import ctypes
@@ -42,10 +42,10 @@ log = logging.getLogger(__name__)
 
 
 class Watch(threading.Thread):
-    """Watches what LitServe does not, and turns signals and failures into one orderly end.
+    """Watches what LitServe does not, and turns signals and failures into one orderly shutdown.
 
-    Signals are taken by this thread alone: they stay blocked in the others, and in the processes that these start until
-    each is ready to end in order. So none can strike in the middle of starting a process.
+    Only this thread takes signals: they stay blocked in the others, and in the processes that those start until each
+    can shut down in order. So none can strike in the middle of starting a process.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Watch(threading.Thread):
         logging.getLogger("litserve.server").addFilter(self._is_news)
 
     def _is_news(self, record: logging.LogRecord) -> bool:
-        """Drop LitServe's complaints of ends in order: its monitor polls the manager until after that has ended."""
+        """Drop LitServe's complaints about an orderly end: its monitor polls the manager until after that has ended."""
         if self.is_stopping and str(record.msg).endswith(": Already not alive."):
             return False
         if record.msg != "Monitoring worker crashed":
@@ -83,7 +83,7 @@ class Watch(threading.Thread):
         return not (self.is_stopping or isinstance(error, LOST_MANAGER))
 
     def fail(self, message: str, exit_status: int = 1) -> None:
-        """Say what went wrong, unless that is said already, and let the server end with this exit status."""
+        """Say what went wrong, unless something was said already, and let the server end with this exit status."""
         is_news, self.exit_status = not self.exit_status, self.exit_status or exit_status
         if message and is_news:
             logs.tell_error(message)
@@ -128,7 +128,7 @@ class Watch(threading.Thread):
             child.kill()  # every request is answered by now; a batch that still computes is of no use to anybody
 
     def _end_host(self) -> None:
-        """Let LitServe's `run` return, from its wait or from its start, by what it looks at itself."""
+        """Let LitServe's `run` return, whether it waits or still starts, by setting what it checks itself."""
         while not hasattr(self._host, "_transport"):  # its last preparation before workers are started
             time.sleep(POLL_S)
         with contextlib.suppress(Exception):  # it has ended by itself, and its manager with it
@@ -177,7 +177,7 @@ class Watch(threading.Thread):
 
 
 def refuse_connections(port: int) -> None:
-    """Shut the listening socket, which every process shares and the kernel would fill until the last of them ends."""
+    """Shut down the shared listening socket, whose backlog the kernel would fill until the last process ends."""
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the directory's own descriptor, closed by now
             if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
@@ -190,10 +190,10 @@ def refuse_connections(port: int) -> None:
 
 
 def begin_child(server_pid: int, directory: Path) -> None:
-    """Make a forked process one that ends with its parent and at a signal; LitServe's manager does neither by itself.
+    """Let a forked process end with its parent and at a signal, neither of which LitServe's manager does by itself.
 
-    Where the parent is gone without having removed `directory`, which it does after its children have ended, this
-    process does.
+    The parent removes `directory` after its children have ended; if it is gone without having done so, this process
+    does it.
     """
 
     def end(*_: object) -> None:
@@ -210,7 +210,7 @@ def begin_child(server_pid: int, directory: Path) -> None:
 
 
 def begin_worker(server_pid: int) -> None:
-    """Make a spawned process one that ends at once with its parent or at a signal, until it can end in order."""
+    """Let a spawned process end at once with its parent or at a signal, until it can shut down in order."""
     leave_to_parent()
     end_with_parent(server_pid)
     unblock_signals()
@@ -223,7 +223,7 @@ def leave_to_parent() -> None:
 
 
 def end_with_parent(server_pid: int) -> None:
-    """Ask for SIGTERM at the end of the parent, or send it where that was before this call.
+    """Ask for SIGTERM at the end of the parent, or send it if the parent ended before this call.
 
     Source: https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html.
     """
@@ -233,9 +233,9 @@ def end_with_parent(server_pid: int) -> None:
 
 
 def outlive_parent() -> None:
-    """Take back `end_with_parent`, for a process that watches its parent itself.
+    """Undo `end_with_parent`, for a process that watches its parent itself.
 
-    The system takes the thread that started a process for its parent, and LitServe restarts workers from a thread.
+    To the system the parent is the thread that started the process, and LitServe restarts workers from a thread.
     """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
 
@@ -254,7 +254,7 @@ def block_signals() -> None:
 
 
 def unblock_signals() -> None:
-    """Take the signals that end the server from now on, and those that came meanwhile."""
+    """Take the signals that end the server from now on, including those that came meanwhile."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
@@ -277,7 +277,7 @@ def greet(path: Path) -> Hello:
 
 
 def lost(what: str) -> str:
-    """Say of a process that nobody restarts that it has ended."""
+    """Say that a process which nobody restarts has ended."""
     return f"{what} ended unexpectedly; the server stops, so that it can be started anew"
 
 
@@ -301,7 +301,7 @@ def end_children() -> None:
 
 
 def end_resource_tracker() -> None:
-    """End multiprocessing's resource tracker, which would end some moments after us, and kill one that does not end."""
+    """End multiprocessing's resource tracker, which would outlive us by a moment; kill it if it does not end."""
     tracker: Any = resource_tracker._resource_tracker
     if tracker._pid is not None:
         patience = threading.Timer(TRACKER_S, os.kill, (tracker._pid, signal.SIGKILL))

@@ -4,7 +4,7 @@ A frame is a fixed little-endian header and a payload. Times are nanoseconds of 
 one host share. Rows travel as float32, row-major, the width being the model's.
 
     API process -> worker   INFER      rows to compute
-                            CANCEL     nobody waits for these rows, this shadow or this profile any more
+                            CANCEL     nobody waits any more for these rows, this shadow or this profile
                             SHADOW     rows to compute when there is nothing else to do
                             PROFILE    UTF-8: where to write the trace of a forward pass
     worker -> API process   HELLO      JSON: device, threads, each backend's state; the first frame, sent when warm
@@ -52,8 +52,8 @@ class Frame(NamedTuple):
         start_ns: INFER, SHADOW: when the request was accepted. RESULT: how long it waited for its batch.
         end_ns: INFER, SHADOW, PROFILE: the deadline. RESULT: how long its batch computed.
         batch_rows: RESULT: rows of the batch it was computed in.
-        batch_ns: RESULT: from the batch's being taken out of the queue to its computing. Of several batches that one
-            request took, `batch_rows` is the largest one's, and the times are sums.
+        batch_ns: RESULT: from when the batch was taken out of the queue until it began to compute. If a request took
+            several batches, `batch_rows` is the largest one's, and the times are sums.
         payload: the bytes.
     """
 
@@ -79,7 +79,7 @@ def header(
     batch_rows: int = 0,
     batch_ns: int = 0,
 ) -> bytes:
-    """Pack what a frame's fields say of a payload of `size` bytes, which is sent after it, uncopied."""
+    """Pack the fields of a frame into a header; the payload of `size` bytes is sent after it, uncopied."""
     return HEADER.pack(size, kind, backend, 0, rows, batch_rows, request_id, start_ns, end_ns, batch_ns)
 
 
@@ -95,7 +95,7 @@ class Decoder:
 
     @property
     def is_in_frame(self) -> bool:
-        """Whether a part of a frame has come, and the rest of it not yet."""
+        """Whether part of a frame has come and the rest has not."""
         return bool(self._rest)
 
     def feed(self, data: bytes) -> list[Frame]:

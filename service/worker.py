@@ -39,7 +39,7 @@ Profiling = Generator[None, None, dict[str, object]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProfileJob:
-    """A profile that somebody waits for; `deadline_ns` is of CLOCK_MONOTONIC."""
+    """A profile that somebody waits for; `deadline_ns` is by CLOCK_MONOTONIC."""
 
     client: Client
     request_id: int
@@ -65,10 +65,10 @@ AnyAsked = TypeVar("AnyAsked", bound=Asked)
 class WorkerServer:
     """Reads requests from API processes, computes batches, writes results.
 
-    A profile goes on by one forward pass a turn, after the batch of that turn, so that no batch waits for more. A
-    shadow is computed, alone and as many rows as a batch may have, in a turn that has nothing else to do. Where batches
-    go through a `Staging`, a turn hands one over and answers another, and neither a pass nor a shadow runs while any is
-    in the air.
+    A profile advances by one forward pass per turn, after that turn's batch, so that no batch waits for more. A shadow
+    is computed by itself, up to a batch's rows at a time, in a turn that has nothing else to do. If batches go through
+    a `Staging`, a turn hands one over and answers another, and neither a pass nor a shadow runs while any is in the
+    air.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class WorkerServer:
         self._bound_memory()
 
     def _wait(self) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return what is ready: at once if requests wait, else after a sleep; before that, look for a lone caller's."""
+        """Return what is ready: at once if requests wait, else after a sleep, with polling for a lone caller first."""
         ready = self._select(0)
         if ready:
             return ready
@@ -186,8 +186,8 @@ class WorkerServer:
     def _finish_frames(self) -> None:
         """Read and write on while a frame is on its way.
 
-        A socket's buffer holds but a few large requests: a batch should be more than those, and answers should not wait
-        for the next batch to be computed.
+        A socket's buffer holds only a few large requests; a batch should not be limited to those, and answers should
+        not wait until the next batch is computed.
         """
         limit_ns = time.monotonic_ns() + REST_OF_FRAME_NS
         while self.is_amid_frames and not (self._flights and self._flights.is_due):
@@ -197,7 +197,7 @@ class WorkerServer:
             now_ns = time.monotonic_ns()
             if ready:
                 limit_ns = now_ns + REST_OF_FRAME_NS
-            elif now_ns > limit_ns:  # a process that was stopped, or is slow; others are not kept waiting for it
+            elif now_ns > limit_ns:  # its process was stopped, or is slow; others are not kept waiting for it
                 break
             else:
                 os.sched_yield()
@@ -315,7 +315,7 @@ class WorkerServer:
             self._answer(batch, taken_ns, *result)
 
     def _compute_in_parts(self, batch: list[Waiting[Client]], taken_ns: int, error: Exception) -> None:
-        """So that a request at fault fails alone, and that what is too much at once may still fit in parts."""
+        """Compute a failed batch in parts, so that only a request at fault fails, and parts may fit in memory."""
         self._check_device(error)
         if len(batch) == 1:
             self._fail(batch[0], error)
@@ -351,7 +351,7 @@ class WorkerServer:
     def _send_results(
         self, batch: list[Waiting[Client]], taken_ns: int, start_ns: int, took_ns: int, outputs: memoryview
     ) -> int:
-        """Send each its own, keep those of a request that more batches follow for; return how many are answered."""
+        """Send each request its results, or keep them if more batches of it follow; return how many are answered."""
         batch_rows = sum(request.rows for request in batch)
         batch_ns = start_ns - taken_ns
         row_bytes = len(outputs) // batch_rows

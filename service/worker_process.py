@@ -1,7 +1,7 @@
 """A worker process from its start to its end, as LitServe runs it.
 
-LitServe starts the process and restarts it; requests and results bypass its queues. The socket exists from the moment
-the engine is warm, so a connection is the proof of readiness.
+LitServe starts the process and restarts it; requests and results bypass its queues. The socket exists only once the
+engine is warm, so a connection is proof of readiness.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker is told; it travels to the new process."""
+    """What a worker needs to know; it is sent to the new process."""
 
     model: Path
     identity: ModelIdentity
@@ -174,7 +174,7 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
 def keep_no_semaphore() -> None:
     """Let the bars of tqdm, which torch.compile makes where it is installed, lock threads alone.
 
-    Their own lock holds a semaphore, which a worker that is killed could not give back.
+    Their own lock holds a semaphore, which a killed worker could not release.
 
     Source: https://tqdm.github.io/docs/tqdm/#set_lock.
     """

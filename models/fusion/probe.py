@@ -1,4 +1,4 @@
-"""Compares a block's own forward with its fused one, since a block may match a pattern's names and differ in what it does."""
+"""Compares a block's own forward with its fused one: a block with a pattern's names may compute something else."""
 
 import torch
 from torch import Tensor, nn

@@ -78,7 +78,7 @@ def kernels_command(report: Report, name: str, arguments: Sequence[str], limit_s
 
 
 def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | None:
-    """Time each way to compute a hidden layer, at each row count, as a request would run it; on a GPU renew paths.json."""
+    """Time each way to compute a hidden layer, per row count, run as requests run it; on a GPU, renew paths.json."""
     import torch
 
     from models import bench, weights
