@@ -13,10 +13,10 @@ _last_s = -REPEAT_S  # by the monotonic clock; below 0: none yet
 
 
 def handle() -> None:
-    """Raise `KeyboardInterrupt` on SIGINT, of several in quick succession on the first one.
+    """Raise `KeyboardInterrupt` on SIGINT, only once for several in quick succession.
 
-    Python raises it wherever it is. From a hook (``__del__``, the callback of a weak reference) it prints it and
-    forgets it, so that it is raised again; in the midst of an import it waits for the end of that.
+    Python may raise it at any point. Raised in a hook (``__del__``, the callback of a weak reference) it is printed and
+    forgotten, so it is raised again; in the middle of an import it waits for the end of that.
     """
     signal.signal(signal.SIGINT, _receive)
     signal.signal(signal.SIGALRM, _raise)
@@ -24,12 +24,12 @@ def handle() -> None:
 
 
 def ignore() -> None:
-    """Let the process end with the status that it has: Python's last steps would give SIGINT its effect back."""
+    """Let the process exit with its own status: at its end Python would restore SIGINT's default effect."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def is_cause(error: BaseException) -> bool:
-    """Tell whether an error comes of Ctrl-C: libraries in C make other ones of `KeyboardInterrupt`."""
+    """Tell whether Ctrl-C caused an error: libraries in C turn `KeyboardInterrupt` into other errors."""
     return isinstance(error, KeyboardInterrupt) or _last_s > 0
 
 

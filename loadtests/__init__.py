@@ -1,1 +1,1 @@
-"""Load tests: they speak HTTP to a running server and import nothing of it."""
+"""Load tests: they speak HTTP to a running server and import none of its code."""

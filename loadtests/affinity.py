@@ -1,6 +1,6 @@
-"""Which cores a server that is started may use, and which are left to its load: `--server-cpus`.
+"""Divides the cores between a server that is started and its load generator: `--server-cpus`.
 
-`python -m loadtests.affinity CPUS COMMAND...` becomes a command that may use some cores alone, and so does all that it
+`python -m loadtests.affinity CPUS COMMAND...` becomes a command that may use only these cores, as may all that it
 starts. The command is confined before it imports anything, and counts those cores as the ones it has.
 """
 
@@ -31,7 +31,7 @@ def add_argument(parser: argparse.ArgumentParser) -> None:
 
 
 class AffinityError(LoadTestError):
-    """Cores that the server cannot have, or that would leave none to its load."""
+    """Cores that the server cannot have, or that would leave none to the load generator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def confining(cores: frozenset[int] | None, command: list[str]) -> list[str]:
 
 @contextmanager
 def confined(cores: frozenset[int] | None) -> Iterator[None]:
-    """Confine this process to cores, with all that it starts meanwhile, and then give it back its own; None: do not."""
+    """Confine this process, and all that it starts meanwhile, to cores, then restore its own; None: do nothing."""
     if cores is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""One keep-alive HTTP connection that costs next to nothing itself: bytes made beforehand out, a whole reply in.
+"""One keep-alive HTTP connection that costs next to nothing itself: it sends prepared bytes and reads a whole reply.
 
-Its cost is why load goes over it as well: a quarter of the CPU time a request of locust's FastHttpUser, and less than
-half of geventhttpclient's, so that one core drives four times the load.
+That is why load goes over it as well: it takes a quarter of the CPU time per request of locust's FastHttpUser, and less
+than half of geventhttpclient's, so that one core drives four times the load.
 """
 
 import re
@@ -24,7 +24,7 @@ class UnexpectedReplyError(LoadTestError):
 
 
 class MalformedReplyError(UnexpectedReplyError):
-    """What the server sent is no HTTP reply with its length."""
+    """What the server sent is not an HTTP reply that gives its length."""
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
@@ -99,7 +99,7 @@ class Connection:
         return reply[:start], b"".join(pieces)
 
     def _limit_s(self, limit_s: float | None) -> float:
-        """Return until when the rest of a reply has to come, which the socket's own limit does not say.
+        """Return by when the rest of a reply has to come, which the socket's own time limit does not bound.
 
         Raises:
             TimeoutError: that is past.
@@ -131,7 +131,7 @@ def status_of(head: bytes) -> int:
 
 
 def is_last(head: bytes) -> bool:
-    """Whether a reply's head says that the server closes the connection behind it."""
+    """Whether a reply's head says that the server closes the connection after it."""
     return CLOSE.search(head) is not None
 
 

@@ -2,7 +2,7 @@
 
 
 class LoadTestError(Exception):
-    """A measurement that cannot be made, or goes on no longer; the message says what to do."""
+    """A measurement that cannot be made or continued; the message says what to do."""
 
 
 # What reading a document may fail with that somebody else wrote, whatever it holds in the place of what is looked for.

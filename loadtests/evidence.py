@@ -1,4 +1,4 @@
-"""What a comparison under load leaves behind: one JSON document, written by `compare` and read by the report.
+"""The evidence of a comparison under load: one JSON document, written by `compare` and read by the report.
 
 A document holds what was measured: the runs, and the knees that the search found between them. Sentences and plots are
 derived from it, so that they can be derived again.
@@ -47,9 +47,9 @@ class Latency:
 class Stages:
     """Mean milliseconds of a request answered with 200, by where it spent them; they sum to the mean latency.
 
-    All but `wire` are the server's own words, in its headers: `x-queue-us` (waiting for its turn), `x-batch-us` (being
-    put together with others), `x-compute-us` and `x-encode-us` (reading the body and writing the reply). `wire` is the
-    rest: the network, the server's HTTP parser, and in an open loop how late the generator was.
+    All but `wire` come from the server's headers: `x-queue-us` (waiting for its turn), `x-batch-us` (being assembled
+    with others), `x-compute-us`, and `x-encode-us` (reading the body and writing the reply). `wire` is the rest: the
+    network, the server's HTTP parser, and in an open loop how late the generator was.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FORM
@@ -69,10 +69,10 @@ SERVER_STAGES = STAGES[:-1]  # those that the server tells
 class Run:
     """One backend under one load in one round.
 
-    Codes of `errors` that are the generator's own: `connection` (refused or ended before the reply), `no_answer` (none
-    in time), `bad_reply` (no reply of HTTP with its length, or with 200 and not what was asked for), `unsent` (due in
-    an open loop while as many as may be were unanswered; the one code that is no part of `sent`). An error that is not
-    in the server's form is told by its status, such as `http_502`.
+    These codes of `errors` are the generator's own: `connection` (refused, or ended before the reply), `no_answer` (no
+    reply in time), `bad_reply` (not an HTTP reply that gives its length, or a 200 that is not what was asked for),
+    `unsent` (due in an open loop while the maximum was unanswered; the only code that is not part of `sent`). An error
+    that is not in the server's form is named by its status, such as `http_502`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FORM
@@ -182,14 +182,14 @@ def write(path: Path, document: dict[str, Any]) -> None:
 
 
 class EvidenceError(LoadTestError):
-    """A file that is no such document."""
+    """A file that is not such a document."""
 
 
 def read(path: Path) -> Evidence:
     """Read a document.
 
     Raises:
-        EvidenceError: the file is not there, is no JSON, or is of another version or form.
+        EvidenceError: the file does not exist, is not JSON, or has another version or form.
     """
     try:
         if path.exists() and not path.is_file():

@@ -1,4 +1,4 @@
-"""The body of one inference request and what its reply has to be, as JSON or in the protocol's binary tensor extension.
+"""The body of one inference request and the checks of its reply, as JSON or in the protocol's binary tensor extension.
 
 Source: https://github.com/kserve/open-inference-protocol; the extension:
 https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/extension_binary_data.html.
@@ -81,10 +81,10 @@ def inference(
 
 
 def require_answered(request: Inference, headers: Mapping[str, str], body: bytes) -> None:
-    """Check what can be checked of a reply with status 200 without taking its time.
+    """Check of a reply with status 200 what can be checked quickly.
 
     Raises:
-        ReplyError: another backend answered, or the tensor is not there whole.
+        ReplyError: another backend answered, or the tensor is incomplete.
     """
     ran = headers.get("x-backend")
     if ran is None or request.backend not in (None, ran):

@@ -1,4 +1,4 @@
-"""What ends a measurement before its time (Ctrl-C, SIGTERM, the end of its terminal), raised where it can be caught."""
+"""Raises what ends a measurement early (Ctrl-C, SIGTERM, the end of its terminal) where it can be caught."""
 
 import logging
 import signal
@@ -18,12 +18,12 @@ _last_s = -REPEAT_S
 def handle() -> None:
     """Raise `KeyboardInterrupt` on these signals, in the main greenlet where the process runs greenlets.
 
-    Of several in quick succession the first one does. SIGHUP stays ignored where it is, as under `nohup`.
+    Of several signals in quick succession only the first counts. SIGHUP stays ignored if it was, as under `nohup`.
 
     Python calls a handler in whichever greenlet runs. Raised in a user's, `KeyboardInterrupt` would reach the main one
-    as well, but gevent prints the user's traceback first. And Python calls it wherever it is. What is raised in a hook
-    (`os.register_at_fork`, `__del__`, the callback of a weak reference) it prints and forgets, so that it is raised
-    again. In the midst of an import, or of what logging does, a lock would stay held: it waits for the end of that.
+    as well, but gevent would print the user's traceback first. Python also calls it at any point of the code. What is
+    raised in a hook (`os.register_at_fork`, `__del__`, the callback of a weak reference) is printed and forgotten, so
+    it is raised again. In the middle of an import or of logging a lock would stay held, so the handler waits.
     """
     for number in SIGNALS:
         if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
@@ -34,7 +34,7 @@ def handle() -> None:
 
 
 def ignore() -> None:
-    """Let the process end with the status that it has: Python's last steps would give signals their effect back."""
+    """Let the process exit with its own status: at its end Python would restore the signals' default effect."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 

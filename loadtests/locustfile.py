@@ -1,10 +1,10 @@
 """Closed-loop load from locust, started in the project's root: `locust -f loadtests/locustfile.py --host URL`.
 
 Each user sends one request after another to one backend; the statistics keep the backends apart, and show beside each
-what the server says it spent waiting (QUEUE) and computing (COMPUTE). Without a choice every class of users takes part,
-so that the backends are compared in one run; `--tags fused`, `--backend fused` or the class name `Fused` leave one.
+what the server says it spent waiting (QUEUE) and computing (COMPUTE). By default every class of users takes part, so
+that the backends are compared in one run; `--tags fused`, `--backend fused` or the class name `Fused` choose one.
 `--rows`, `--wire` and `--model` are fields of the web page as well. `--scenario spike` lets the users come and go, up
-to `--users` of them within `--run-time`; `python -m loadtests scenario` holds the same to an objective.
+to `--users` of them within `--run-time`; `python -m loadtests scenario` checks the same load against an objective.
 """
 
 import logging
@@ -38,7 +38,7 @@ refine()
 
 
 class SetupError(LoadTestError):
-    """The server is not there, or does not have what is to be measured."""
+    """The server cannot be reached, or does not have what is to be measured."""
 
 
 @events.init_command_line_parser.add_listener
@@ -145,7 +145,7 @@ def require_ok(response: Any) -> None:
     """Check the status of a reply.
 
     Raises:
-        ReplyError: it is another one than 200, or no reply came.
+        ReplyError: it is not 200, or no reply came.
     """
     if response.status_code == 200:
         return
@@ -177,10 +177,10 @@ def selected(classes: list[Any], options: Any) -> list[Any]:
 
 
 def prepare(environment: Environment) -> dict[str | None, Inference]:
-    """Ask the server for the model's widths, and try each class's request once; nothing of it is counted.
+    """Ask the server for the model's widths, and try each class's request once, without counting any of it.
 
     Raises:
-        SetupError: the server does not answer as it has to.
+        SetupError: the server does not answer as expected.
     """
     options: Any = environment.parsed_options
     if not environment.host:
@@ -236,7 +236,7 @@ def prepare(environment: Environment) -> dict[str | None, Inference]:
 
 @events.init.add_listener
 def select_users(environment: Environment, **_: object) -> None:
-    """Leave the classes that were chosen; without a web page, find out now whether the server has what they ask for."""
+    """Keep the chosen classes; without a web page, check now that the server has what they ask for."""
     options: Any = environment.parsed_options
     try:
         environment.user_classes[:] = selected(environment.user_classes, options)
@@ -258,7 +258,7 @@ def select_users(environment: Environment, **_: object) -> None:
 
 @events.test_start.add_listener
 def prepare_users(environment: Environment, **_: object) -> None:
-    """Make the users' requests; where that fails, say so once, and let each user end before it sends anything."""
+    """Make the users' requests; if that fails, say so once, and let each user end before it sends anything."""
     environment.process_exit_code = None
     try:
         environment.inferences = prepare(environment)  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """`python -m loadtests.orphan_guard PARENT COMMAND...`: becomes a command that is told to end when its parent is gone.
 
-A measurement that is killed cannot end the server that it started, so the kernel does.
+A killed measurement cannot end the server that it started, so the kernel does it.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""Where a measurement writes to: found out before anything is measured, and kept to one writer."""
+"""Where a measurement writes: checked before anything is measured, and reserved for one writer."""
 
 import fcntl
 import os
@@ -12,11 +12,11 @@ LOCK = ".writing"
 
 
 class OutputError(LoadTestError):
-    """What is asked to be written cannot be."""
+    """What should be written cannot be."""
 
 
 def require_directory(flag: str, path: Path) -> None:
-    """Find out whether the directory that is written to is there or can be made, without making it.
+    """Check that the directory to write to exists or can be made, without making it.
 
     Raises:
         OutputError: it cannot.
@@ -31,7 +31,7 @@ def require_directory(flag: str, path: Path) -> None:
 
 
 def require_file(flag: str, path: Path) -> None:
-    """Find out whether a file can be written, or written anew; a device or a pipe cannot, since it is replaced.
+    """Check that a file can be written or replaced; a device or a pipe is refused, since it would be replaced.
 
     Raises:
         OutputError: it cannot.
@@ -49,7 +49,7 @@ def require_file(flag: str, path: Path) -> None:
 
 @contextmanager
 def sole_writer(flag: str, path: Path) -> Iterator[None]:
-    """Make the directory, once nothing is left to refuse, and keep others from writing to it at the same time.
+    """Make the directory, and keep others from writing to it at the same time.
 
     Raises:
         OutputError: it cannot be made or written to, or somebody else writes there.

@@ -36,7 +36,7 @@ and those of requests that name no backend, which may contradict them."""
 
 
 def ignored(_port: int) -> None:
-    """Do nothing about a server that answers."""
+    """Do nothing when a server answers."""
 
 
 class ServerStartError(LoadTestError):
@@ -80,9 +80,9 @@ class ServerProcess:
         cpus: frozenset[int] | None = None,
         on_answer: Callable[[int], None] = ignored,
     ) -> None:
-        """`ready_path` answers below 400 once the server is ready; None are this process's environment and cores.
+        """`ready_path` answers below 400 once the server is ready; None: this process's environment and cores.
 
-        `on_answer` is called with the port once the server answers but is not ready yet; where it raises, the server is
+        `on_answer` is called with the port once the server answers but is not ready yet; if it raises, the server is
         ended.
         """
         self.port = port
@@ -102,9 +102,10 @@ class ServerProcess:
         cpus: frozenset[int] | None = None,
         on_answer: Callable[[int], None] = ignored,
     ) -> Self:
-        """Return this project's server, with command-line flags; where there is a key, it asks for it.
+        """Return this project's server with command-line flags; if there is a key, the server asks for it.
 
-        It may use these cores alone; None: those of this process. At `on_answer` it tells all but what its workers do.
+        It may use only these cores; None: those of this process. At `on_answer` it can tell everything but what its
+        workers do.
         """
         port = free_port()
         command = [sys.executable, "-m", "service", "--port", str(port), *arguments]

@@ -1,4 +1,4 @@
-"""`report`: the page and the charts of what a comparison left behind."""
+"""`report`: makes the page and the charts of a comparison."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""`saturation`: rows a second that the server makes of a model, over those of the model alone."""
+"""`saturation`: the rows a second that the server gets out of a model, over those of the model alone."""
 
 import argparse
 import sys

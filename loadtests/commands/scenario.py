@@ -1,4 +1,4 @@
-"""`scenario`: a named load with an objective; status 0 where it was kept to, 1 where it was not."""
+"""`scenario`: a named load with an objective; status 0 if it was met, 1 if it was missed."""
 
 import argparse
 import os
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run one scenario, and print what it was held to.
+    """Run one scenario, and print the verdicts on its objectives.
 
     Raises:
         LoadTestError, OSError: it could not be run.
@@ -139,7 +139,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def figures(runs: list[Run], options: argparse.Namespace) -> list[str]:
-    """Return what each run came to, and why it says nothing about the server where it does not."""
+    """Return each run's figures, or why it says nothing about the server."""
     told = []
     for run in runs:
         p99 = f"p99 {number(run.latency_ms.p99)} ms" if run.latency_ms else "no reply with 200"
@@ -152,7 +152,7 @@ def figures(runs: list[Run], options: argparse.Namespace) -> list[str]:
 
 
 def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: Measurement, run: Run) -> list[Verdict]:
-    """Return what a run is held to: the whole of it, and where kinds of requests are mixed the p99 of each."""
+    """Return the verdicts on a run as a whole, and on the p99 of each kind of request if several are mixed."""
     failed = sum(run.errors.values())
     verdicts = [
         Verdict("p99", "ms", run.latency_ms.p99 if run.latency_ms else None, options.objective_ms),
@@ -172,7 +172,7 @@ def load_verdicts(options: argparse.Namespace, scenario: Scenario, measurement: 
 
 
 def overload_verdicts(options: argparse.Namespace, found: Any) -> list[Verdict]:
-    """Return what an overload is held to."""
+    """Return the verdicts on an overload."""
     verdicts = [
         Verdict("p99 of what was accepted", "of that at capacity", found.p99_ratio, options.max_p99_ratio),
         Verdict("goodput", "of capacity", found.goodput_share, options.min_goodput_share, is_floor=True),

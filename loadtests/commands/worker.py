@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     """Send the loads that the master asks for, until it ends.
 
     Raises:
-        LoadTestError: there is no master at that address, or it has no use for this worker.
+        LoadTestError: there is no master at that address, or it does not want this worker.
     """
     host, _, port = options.master.rpartition(":")
     if not host or not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16):

@@ -1,1 +1,1 @@
-"""Making load: the processes, what they send, and what becomes of it."""
+"""Generates load: the processes, what they send, and what becomes of it."""

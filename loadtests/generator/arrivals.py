@@ -1,7 +1,8 @@
 """When the requests of an open loop are due: a Poisson process, from a seed.
 
-Given their number, the arrivals of a Poisson process lie uniformly over the interval; one whose rate changes keeps each
-arrival of the peak's process with the share that the rate then has of the peak (Lewis and Shedler 1979).
+Given their number, the arrivals of a Poisson process are uniform over the interval. For a changing rate, each arrival
+of a process at the peak rate is kept with a probability of the rate at that time over the peak (Lewis and Shedler
+1979).
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The greenlets of an open loop: each sends a request, and when it is answered waits for the next.
+"""The greenlets of an open loop: each sends a request, and once it is answered waits for the next.
 
-A greenlet a request would be simpler; the memory of its stack is then mapped and given back with each, a tenth of what
-a request costs this process.
+A greenlet per request would be simpler, but the memory of its stack would be mapped and returned each time, which is a
+tenth of what a request costs this process.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ Due = tuple[int, int, float]  # a kind of request, the number of its payload, an
 
 
 class Callers:
-    """As many greenlets as requests were ever in flight at once."""
+    """A pool of as many greenlets as requests were ever in flight at once."""
 
     def __init__(self, send: Callable[[int, int, float], object], lose: Callable[[int, float], None]) -> None:
-        """`send` takes what is due and returns when it is answered; `lose` takes what of that never was."""
+        """`send` takes what is due and returns when it is answered; `lose` takes what never was answered."""
         self.busy = 0
         self._send = send
         self._lose = lose
@@ -34,7 +34,7 @@ class Callers:
             self._greenlets.add(gevent.spawn(self._call, due))
 
     def join(self, limit_s: float) -> None:
-        """Wait for all replies, so long at most."""
+        """Wait for all replies, for at most that long."""
         self._is_over = True
         while self._free:
             self._wake(None)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class ClosedLoopUser(User):
-    """One caller without a pause; what it sends, the load in progress says."""
+    """One caller that never pauses; the load in progress says what it sends."""
 
     wait_time = constant(0)
     environment: Any

@@ -46,7 +46,7 @@ class Driver:
         environment.driver = self  # type: ignore[attr-defined]
 
     def drive(self, load: Load) -> list[Tally]:
-        """Send a load, or the part of it that is this process's; return what each kind of request came to.
+        """Send this process's part of a load; return the tally of each kind of request.
 
         Raises:
             LoadTestError: this process cannot make it.
@@ -121,8 +121,8 @@ class Driver:
     def _watch(self, start_s: float) -> float:
         """Return the share of a core that this process used in the measured time, and end the load after it.
 
-        A closed loop goes on until a reply has come, at most as long as one is waited for: where none comes in the time
-        that was asked for, this process or the server did not run, or takes longer.
+        A closed loop goes on until at least one reply has come, at most for as long as a reply is waited for: none may
+        come in the time that was asked for if this process or the server did not run, or if a reply takes longer.
         """
         load, recorder = self.load, self.recorder
         has_users = load.loop == "closed" and load.users > 0

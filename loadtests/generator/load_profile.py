@@ -1,4 +1,4 @@
-"""How much of its peak a load has as it goes on: shares of the peak over shares of the duration."""
+"""How a load changes over time: the share of its peak at each share of its duration."""
 
 from collections.abc import Callable
 

@@ -19,7 +19,7 @@ def bucket_response_time(response_time_ms: float) -> float:
 
 
 def log_request(self: RequestStats, method: str, name: str, response_time: float, content_length: int) -> None:
-    """Keep one time; what the server spent on a request has a row, and no part in the aggregate of requests."""
+    """Keep one time; the times that the server reports have rows of their own, outside the aggregate of requests."""
     if method not in SERVER_KINDS:
         self.total.log(response_time, content_length)  # type: ignore[arg-type]
     self.entries[(name, method)].log(response_time, content_length)  # type: ignore[arg-type]

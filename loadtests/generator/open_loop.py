@@ -1,8 +1,8 @@
 """Open loop: requests leave when they are due, whatever became of those before them.
 
 Each has a greenlet to itself, and its latency counts from the moment it was due: a server that stalls delays what is
-due meanwhile, and the delay is counted, not left out. As many as may be in flight are; what is due beyond them, or had
-not left a second after the end, is counted as `unsent`.
+due meanwhile, and that delay is counted. The number in flight is limited; what is due beyond it, or had not left a
+second after the end, is counted as `unsent`.
 """
 
 import time

@@ -94,7 +94,7 @@ class Generator:
         self._end()
 
     def run(self, load: Load) -> list[Tally]:
-        """Send a load; return what each kind of request came to.
+        """Send a load; return the tally of each kind of request.
 
         Raises:
             GeneratorError: a process ended meanwhile, or could not send it.
@@ -156,7 +156,7 @@ class Generator:
                 worker.wait()
 
     def _meet(self, msg: Any, **_: object) -> None:
-        """Take a worker that says hello, or send it away."""
+        """Accept a worker that says hello, or turn it away."""
         runner: Any = self.environment.runner
         host, version, is_child = (msg.data[name] for name in ("host", "version", "is_child"))
         remote = self.count - self._processes

@@ -1,4 +1,4 @@
-"""Counts what locust's event stream tells of the requests of one load, in one process."""
+"""Counts, in one process, what locust's event stream reports of the requests of one load."""
 
 import time
 from typing import Any
@@ -72,13 +72,13 @@ class Recorder:
             self.tallies[kind].lates_ms.append((time.perf_counter() - due_s) * 1e3)
 
     def lost(self, kind: int, due_s: float) -> None:
-        """Count a request that was sent, and whose reply is not waited for any longer."""
+        """Count a request that was sent, but whose reply is no longer waited for."""
         if self._start_s <= due_s < self.end_s:
             self.tallies[kind].sent += 1
             self.tallies[kind].errors["no_answer"] += 1
 
     def _keep(self, tally: Tally, payload: int, outcome: Outcome) -> None:
-        """Keep the first reply and then ever fewer, so that the whole of the load is sampled; bounded in bytes."""
+        """Keep the first reply and then fewer and fewer, so that all of the load is sampled within a bound on bytes."""
         if tally.answered % self._sample_every or self._sample_bytes > SAMPLE_BYTES:
             return
         tally.samples.append(Sample(tally.backend, tally.rows, payload, outcome.head, outcome.body))

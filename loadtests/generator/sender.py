@@ -19,7 +19,7 @@ IDLE_LIMIT_S = 5.0  # a connection unused for longer is not used again: the serv
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of one request; the driver puts it into the `context` of locust's event."""
+    """The outcome of one request; the driver puts it into the `context` of locust's event."""
 
     due_s: float  # perf_counter's; in a closed loop when it was sent
     latency_ms: float
@@ -45,7 +45,7 @@ class Sender:
             self._idle.pop()[0].close()
 
     def send(self, payload: Payload, due_s: float | None = None) -> Outcome:
-        """Send a request and wait for its reply; the latency counts from when it was due, where that is given."""
+        """Send a request and wait for its reply; the latency counts from when it was due, if that is given."""
         sent_s = time.perf_counter()
         start_s = sent_s if due_s is None else due_s
         late_ms = (sent_s - start_s) * 1e3

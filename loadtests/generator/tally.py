@@ -1,4 +1,4 @@
-"""What one kind of request came to in one run: counted in each generator process, put together in the first."""
+"""The counts of one kind of request in one run: made in each generator process, added up in the first."""
 
 from array import array
 from collections import Counter
@@ -58,7 +58,7 @@ class Tally:
         return sum(latency <= limit_ms for latency in self.latencies_ms)
 
     def add(self, other: "Tally") -> None:
-        """Add what another process, or another kind of request of the same run, came to."""
+        """Add the counts of another process, or of another kind of request in the same run."""
         self.sent += other.sent
         for name in ("latencies_ms", "moments_s", "lates_ms", "refusals_ms"):
             getattr(self, name).extend(getattr(other, name))

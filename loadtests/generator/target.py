@@ -19,7 +19,7 @@ ANSWER_LIMIT_S = 30.0
 
 
 class TargetError(LoadTestError):
-    """The server is not there, is not ready, or does not have what is to be measured."""
+    """The server cannot be reached, is not ready, or does not have what is to be measured."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""What is measured, how much of it counts, and what it is held to."""
+"""What is measured, how much of it counts, and the objectives for it."""

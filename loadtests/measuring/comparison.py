@@ -1,8 +1,9 @@
-"""Drives the backends of one server in interleaved rounds, and leaves evidence behind.
+"""Loads the backends of one server in interleaved rounds, and records the evidence.
 
-Rounds go A B C A B C, each backend with the same arrivals and rows, so that what the host does meanwhile falls on all.
-First a closed loop at each number of users, which gives the first rate for the search; then the search for the highest
-rate that holds, all backends a step at a time; then an open loop at each rate, below the knee and beyond it.
+Rounds go A B C A B C, each backend with the same arrivals and rows, so that disturbances of the host affect all alike.
+First comes a closed loop at each number of users, which gives the first rate for the search; then the search for the
+highest rate that holds, one step at a time for all backends; then an open loop at each rate, below the knee and beyond
+it.
 """
 
 import statistics
@@ -40,7 +41,7 @@ class Plan:
     max_in_flight: int
 
     def least_s(self, backends: int) -> float:
-        """Return the least that it can take: what is known beforehand, and two steps a round of the search."""
+        """Return the least time it can take, in seconds: what is known beforehand, and two search steps per round."""
         rates = len(SHARES) + len(BEYOND) if self.rates_per_s is None else len(self.rates_per_s)
         runs = len(self.users) + rates + 2 * self.has_knee
         return self.rounds * runs * backends * (self.warm_up_s + self.seconds)
@@ -97,9 +98,9 @@ class Comparison:
         return {each.backend: each.rate_per_s or reached[each.backend] for each in self._evidence.knees}
 
     def _try(self, backend: str, search: Search, number: int) -> None:
-        """Try a rate; again where it failed and the generator was the bottleneck, perhaps by the host's doing.
+        """Try a rate; try again if it failed and the generator was the bottleneck, perhaps because of the host.
 
-        A rate that holds although the generator was late holds all the more.
+        A rate that holds although the generator was late would hold otherwise, too.
         """
         seconds = min(max(self._plan.seconds, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * self._plan.seconds)
         for _ in range(MOST_REPEATS):

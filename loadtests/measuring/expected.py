@@ -1,4 +1,4 @@
-"""What the replies have to say: each row of the pool through `eager` alone, before the load.
+"""The expected replies: each row of the pool, computed by `eager`, alone, before the load.
 
 A backend rounds in another order than eager does, and in a batch in another order than alone. The bound is a multiple
 of the dtype's unit roundoff, relative to the largest expected output: sums of some thousand products of either sign, a
@@ -22,12 +22,12 @@ REFERENCE = "eager"
 
 
 class WrongAnswerError(LoadTestError):
-    """A reply with 200 that holds other outputs than it has to."""
+    """A reply with 200 whose outputs are wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """The outputs of each row of the pool, and how far a reply may be from them."""
+    """The expected outputs of each row of the pool, and how far a reply may be from them."""
 
     outputs: NDArray[np.float32]  # (POOL_ROWS, width_out)
     dtype: str

@@ -17,12 +17,12 @@ ELSEWHERE = "make the load on another host (`python -m loadtests worker`)"
 
 
 def late_p99_ms(tally: Tally) -> float | None:
-    """Return how late requests left, or were given up, of an open loop."""
+    """Return, for an open loop, the p99 of how late requests left or were given up."""
     return float(np.percentile(tally.lates_ms, 99)) if tally.lates_ms else None
 
 
 def fault_of(tally: Tally, objective_ms: float) -> str | None:
-    """Return why a run says nothing about the server, in a sentence; None where it does."""
+    """Return, in a sentence, why a run says nothing about the server; None if it does say something."""
     if tally.generator_cpu > CPU_LIMIT:
         return (
             f"the generator used {tally.generator_cpu:.0%} of a core, more than {CPU_LIMIT:.0%}; "
@@ -37,10 +37,10 @@ def fault_of(tally: Tally, objective_ms: float) -> str | None:
 def likely_cause(
     runs: Iterable[Run], server_cpus: frozenset[int] | None, url: str | None, remote_workers: int, cores: int
 ) -> str | None:
-    """Return, in sentences, why the generator was late although it used little CPU; None where that did not happen.
+    """Return, in sentences, why the generator was late although it used little CPU; None if that did not happen.
 
-    What helps depends on the flags: the cores of a server that was started, where it does not share all, or the `url`
-    of one that ran, which workers on other hosts may load already.
+    What helps depends on the flags: the cores of a server that was started, if it does not share all, or the `url` of
+    one that was running, which workers on other hosts may already be loading.
     """
     elsewhere = "make the load with more workers on other hosts" if remote_workers else ELSEWHERE
     late = [run for run in runs if run.invalid and run.late_p99_ms and run.generator_cpu < LITTLE_CPU]

@@ -1,4 +1,4 @@
-"""What a server has, asked before it is loaded."""
+"""Asks a server, before it is loaded, what it has."""
 
 import json
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MOST_NUMBERS = 1 << 24  # in a row of inputs or of outputs; 64 MiB
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of the model that it has."""
+    """What a server says about its model."""
 
     name: str
     dtype: str | None  # what it computes in; None: it does not say
@@ -31,8 +31,8 @@ def inspect(
     `model` None takes the one it has.
 
     Raises:
-        TargetError: it is not there, is not ready, does not have the model, takes fewer than `rows` rows a request, or
-            computes in another dtype.
+        TargetError: it cannot be reached, is not ready, does not have the model, takes fewer than `rows` rows a
+            request, or computes in another dtype.
     """
     url = url_of(host, port)
     status, body = get(host, port, "/v2/health/ready")
@@ -118,7 +118,7 @@ def document(host: str, port: int, path: str, key: str) -> Any:
 
 
 def said(status: int, body: bytes) -> str:
-    """Return an error of the server as status, code and sentence, or what else the body holds, and what to do."""
+    """Return an error of the server as status, code and sentence, or else its body, and what to do."""
     try:
         error = json.loads(body)
         told = f"{error['code']}: {error['error']}"[:MOST_SAID]
@@ -128,5 +128,5 @@ def said(status: int, body: bytes) -> str:
 
 
 def advice(status: int) -> str:
-    """Return what there is to do about an error of that status, as the end of a sentence; "" where it is not known."""
+    """Return what to do about an error of that status, as the end of a sentence; "" if that is not known."""
     return "; set MLP_API_KEY to the server's key, or give it with --key" if status == UNAUTHORIZED else ""

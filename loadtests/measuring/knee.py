@@ -1,4 +1,4 @@
-"""The highest rate that holds, bracketed and then bisected; which rate is tried next, and what came of it."""
+"""Searches for the highest rate that holds, by bracketing and then bisecting it."""
 
 from dataclasses import dataclass, field
 
@@ -29,7 +29,7 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether the bracket is narrow enough, or there is a note why it never will be."""
+        """Whether the bracket is narrow enough, or a note says why it never will be."""
         if self.note is not None:
             return True
         return bool(self.held_per_s and self.above_per_s and self.above_per_s / self.held_per_s < WITHIN + 1e-9)
@@ -67,7 +67,7 @@ def after(previous: Search) -> Search:
 
 
 def knee(backend: str, searches: list[Search]) -> Knee:
-    """Return what the rounds say together: the median round's bracket, of two medians the lower."""
+    """Return the result of all rounds: the bracket of the median round, or of the lower of two medians."""
     rounds = sorted(
         (search.held_per_s, search.above_per_s)
         for search in searches

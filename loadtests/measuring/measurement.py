@@ -1,4 +1,4 @@
-"""A load on the server as a run of the evidence."""
+"""Loads the server, and makes a run of the evidence from each load."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ class Measurement:
         keep: Callable[[Run], None],
         has_gpu: bool = True,
     ) -> None:
-        """`keep` is given every run, those that end the measurement among them."""
+        """`keep` is given every run, including those that end the measurement."""
         self.first_ms: dict[str, float] = {}  # of each backend's first request since the start, until its first run
         self.tallies: list[Tally] = []  # of the last load, by kind of request
         self.memory: list[tuple[float, int]] = []  # of the last load: seconds, and bytes of the server
@@ -80,7 +80,7 @@ class Measurement:
 
 
 def fault_of_server(whole: Tally, load: Load) -> str | None:
-    """Return why it makes no sense to go on, in a sentence."""
+    """Return, in a sentence, why it makes no sense to go on; None if it does."""
     what = f"{whole.backend}, {load.label}"
     codes = ", ".join(f"{count} {code}" for code, count in whole.errors.most_common()) or "none was sent"
     if whole.fault is not None:
@@ -99,7 +99,7 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
 def run_of(
     whole: Tally, load: Load, number: int, objective_ms: float, watch: ServerWatch, first_ms: float | None
 ) -> Run:
-    """Return what the evidence holds of a load."""
+    """Return the evidence's run for a load."""
     return Run(
         backend=whole.backend,
         round=number,

@@ -1,4 +1,4 @@
-"""What a scenario has to keep to, and whether it did."""
+"""The objectives of a scenario, and whether it met them."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Verdict:
 
     @property
     def has_passed(self) -> bool:
-        """Whether the objective was kept to."""
+        """Whether the objective was met."""
         if self.got is None:
             return False
         return self.got >= self.limit if self.is_floor else self.got <= self.limit

@@ -1,7 +1,7 @@
 """What the server adds to HTTP itself: one request at a time against a bare echo of the same bytes, interleaved.
 
-Measured with two clients: a raw socket, which costs next to nothing, so that the ratio is the harshest there is; and
-`http.client`, the standard library's, as a caller in Python would see it.
+Measured with two clients: a raw socket, which costs next to nothing, so that the ratio is the harshest possible; and
+the standard library's `http.client`, as a caller in Python would see it.
 """
 
 import http.client

@@ -1,4 +1,4 @@
-"""Overload: how much the server takes, what becomes of three times as much, and how soon it has recovered."""
+"""Overload: the server's capacity, what becomes of three times as much, and how soon the server recovers."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ RECOVERY_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Overload:
-    """What was found; times in milliseconds, rates a second."""
+    """What was found; times in milliseconds, rates per second."""
 
     capacity_per_s: float
     capacity_p99_ms: float
@@ -78,10 +78,10 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
 
 
 def find_capacity(measurement: Measurement, base: Load, search_s: float, seconds: float) -> float:
-    """Return the requests a second that are answered with 200 of the closed loop, of several, that gets most.
+    """Return the requests a second answered with 200 in the best of several closed loops.
 
-    It is measured anew, for `seconds`: which of several short loads is best is in part its luck, and a rate found that
-    way is one that the server does not hold.
+    The best one is measured again, for `seconds`: the best of several short loads is partly a matter of luck, and the
+    server would not hold a rate found that way.
     """
     reached = {}
     for users in SATURATING_USERS:
@@ -121,7 +121,7 @@ def recovery_s(target: Target, backend: str, rows: int, limit_ms: float) -> floa
 
 
 def growth(memory: list[tuple[float, int]]) -> float | None:
-    """Return by which share the memory grew, the median of the last tenth over that of the first; None: not known."""
+    """Return by what share the memory grew, from the median of the first tenth to that of the last; None: unknown."""
     part = max(1, len(memory) // 10)
     if len(memory) < 2:
         return None

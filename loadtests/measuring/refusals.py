@@ -1,4 +1,4 @@
-"""What to make of requests that the server refused."""
+"""Explains requests that the server refused."""
 
 from collections.abc import Iterable
 
@@ -6,10 +6,10 @@ from loadtests.evidence import Run
 
 
 def overloaded(runs: Iterable[Run], rows: int, most_rows: int | None, url: str | None) -> str | None:
-    """Return, in a sentence, what to do about closed loops that the server had no room for; None without any.
+    """Return, in a sentence, what to do about closed loops that the server had no room for; None if there were none.
 
-    The server takes no bound of its queue below `most_rows`, what one request may hold, for each of its HTTP processes,
-    of which it does not tell the number. The one at `url` runs already.
+    The server accepts no queue bound below `most_rows`, the most rows of a request, times its number of HTTP processes,
+    which it does not report. The server at `url` is already running.
     """
     users = max((run.users for run in runs if run.users and run.errors.get("overloaded")), default=0)
     if not users:

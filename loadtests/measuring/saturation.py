@@ -1,6 +1,6 @@
-"""What the server makes of a model at saturation: rows a second over HTTP, over those of the model alone.
+"""What the server gets out of a model at saturation: rows a second over HTTP, over those of the model alone.
 
-The model alone is `python -m models bench` of the same rows a batch, on the cores of the server, after each load.
+The model alone is `python -m models bench` with as many rows per batch, on the server's cores, after each load.
 """
 
 import json
@@ -73,7 +73,7 @@ class Saturation:
 
 
 def ways(cores: int) -> list[Saturation]:
-    """Return what is compared: one worker that computes on all cores, and a worker of one thread for each core."""
+    """Return what is compared: one worker that computes on all cores, and one worker of one thread per core."""
     shapes = dict.fromkeys(((1, cores), (cores, 1)))  # one way where there is one core
     return [Saturation(("--workers", str(workers), "--threads", str(each))) for workers, each in shapes]
 

@@ -17,7 +17,7 @@ LIST_EVERY_S = 2.0  # the server's processes: finding them reads every process o
 
 
 class ServerWatch:
-    """A context manager; afterwards it tells what was used within it."""
+    """A context manager that afterwards says what was used within it."""
 
     def __init__(self, pid: int | None, has_gpu: bool = True) -> None:
         """`pid` is the server's first process, None where it runs on another host; `has_gpu`: it computes on one."""
@@ -82,7 +82,7 @@ class ServerWatch:
 
 
 def cpu_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
-    """Return the CPU seconds of those that are still there."""
+    """Return the CPU seconds of the processes that still exist."""
     used = {}
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -92,7 +92,7 @@ def cpu_s(processes: Iterable[psutil.Process]) -> dict[psutil.Process, float]:
 
 
 def resident(processes: Iterable[psutil.Process]) -> int:
-    """Return the bytes in memory of those that are still there."""
+    """Return the resident bytes of the processes that still exist."""
     sizes = 0
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -125,12 +125,12 @@ def busy_cores(seconds: float) -> float:
 
 @functools.cache
 def gpu_reader() -> Callable[[], float | pynvml.NVMLError] | None:
-    """Return what reads the share of the time that the busiest GPU of this host is in use, by whatever process.
+    """Return a function that reads the share of time that this host's busiest GPU is in use, by whatever process.
 
-    It returns an error, which gevent's threads would print, where that cannot be read any longer.
+    If it can no longer be read, the function returns the error, since gevent's threads would print a raised one.
 
-    None where there is no NVIDIA GPU, and where none can be read. Which cannot is said on stderr, once a process: a GPU
-    that is split by MIG tells no use.
+    None if there is no NVIDIA GPU, or none can be read. Those that cannot are named on stderr, once per process: a GPU
+    that is split by MIG does not report its use.
 
     Source: https://docs.nvidia.com/deploy/nvml-api, nvmlDeviceGetUtilizationRates.
     """

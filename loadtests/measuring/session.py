@@ -1,4 +1,4 @@
-"""A server and a generator that are ready to measure: what `compare` and `scenario` have in common."""
+"""A server and a generator that are ready to measure, as `compare` and `scenario` both need them."""
 
 import argparse
 import json
@@ -40,7 +40,7 @@ MOST_SEED = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What is measured, and with what."""
+    """The server that is measured, and what measures it."""
 
     target: Target
     backends: dict[str, str]  # name to implementation
@@ -131,7 +131,7 @@ def session(
     Any load has at most so many connections, and any request at most so many times `--rows` rows.
 
     Raises:
-        LoadTestError, OSError: something is not there, or does not answer as it has to.
+        LoadTestError, OSError: something is missing, or does not answer as expected.
     """
     if options.server_pid is not None and not psutil.pid_exists(options.server_pid):
         raise LoadTestError(f"--server-pid: there is no process {options.server_pid} on this host")

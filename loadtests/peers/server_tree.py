@@ -1,9 +1,8 @@
-"""A server of somebody else's, with every process that it starts: started, asked, weighed, and ended to the last one.
+"""A peer server with every process that it starts: they are started, watched, measured, and all ended.
 
-Some leave children behind when they end, in sessions of their own. So this process becomes the reaper of orphans below
-it (`PR_SET_CHILD_SUBREAPER` of prctl(2)) while a server runs: what loses its parent turns up among its own children,
-and whatever turns up that was not there before belongs to the server. Its first process is told to end where this one
-is killed.
+Some servers leave children in sessions of their own behind. So this process becomes the reaper of orphans below it
+(`PR_SET_CHILD_SUBREAPER` of prctl(2)) while a server runs: a process that loses its parent becomes a child of this one,
+and every new child belongs to the server. The server's first process is told to end if this one is killed.
 """
 
 import contextlib

@@ -31,12 +31,12 @@ SPIN_COUNT = 2000
 
 
 class PeerError(LoadTestError):
-    """A server that cannot be had, or answers wrongly."""
+    """A server that cannot be run, or answers wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Rows and what has to come back for them."""
+    """Rows and their expected outputs."""
 
     model: str  # as its config names it
     inputs: Rows
@@ -86,7 +86,7 @@ class Exchange:
 
 
 class StatusError(PeerError):
-    """Another status than 200."""
+    """A status other than 200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Server:
         return done.stdout.strip() or "none"
 
     def command(self, model: str, rows: int, port: int) -> list[str]:
-        """Return what starts it; this server with room for 1024 requests in its queue, as mosec has."""
+        """Return the command that starts it; this project's server gets a queue of 1024 requests, as mosec has."""
         command = [self.python, "-m", self.module]
         if self.module == "service":
             command += ["--model", model, "--backends", BACKEND, "--default-backend", BACKEND, "--workers", "1"]

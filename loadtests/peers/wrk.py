@@ -42,7 +42,7 @@ ERRORS = {
 
 
 class LoadError(LoadTestError):
-    """wrk is not there, or told nothing that can be read."""
+    """wrk is not installed, or printed nothing that can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def lua_string(text: str | bytes) -> str:
 
 
 def script(path: str, headers: Mapping[str, str], body: bytes) -> str:
-    """Return the Lua that sends one POST request again and again, and tells at the end what came of it as JSON.
+    """Return the Lua that sends one POST request again and again, and prints the results as JSON at the end.
 
     wrk formats the request once, before the load, and calls no Lua while it runs.
     """

@@ -1,4 +1,4 @@
-"""The report's charts: what each shows, its caption, and the words for whom cannot see it."""
+"""The report's charts: what each shows, its caption, and its description for those who cannot see it."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping

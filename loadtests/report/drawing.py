@@ -70,7 +70,7 @@ DARK = Scheme(
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One picture; `name` is its file's, `alt` says what it shows to whom cannot see it."""
+    """One picture; `name` is its file's, `alt` describes it for those who cannot see it."""
 
     name: str
     title: str
@@ -83,7 +83,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One stacked bar: the length of each part, and the text behind it."""
+    """One stacked bar: the length of each part, and the text after it."""
 
     label: str
     parts: dict[str, float]

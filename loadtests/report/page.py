@@ -1,4 +1,4 @@
-"""The report of a comparison under load: one HTML file that needs nothing beside it, and its charts as PNG files."""
+"""The report of a comparison under load: one self-contained HTML file, and its charts as PNG files."""
 
 import base64
 import shlex
@@ -111,7 +111,7 @@ def conditions(evidence: Evidence) -> list[tuple[str, str]]:
 
 
 def overview(evidence: Evidence) -> Table:
-    """Return what each backend holds, and how often that of the first one, the baseline."""
+    """Return what each backend holds, also as a multiple of what the first one, the baseline, holds."""
     base = next(iter(evidence.backends))
     found = knees_of(evidence) | least_of(evidence)
     rows = []

@@ -1,4 +1,4 @@
-"""The runs of a comparison put together: one backend under one load over the rounds, with the spread between them."""
+"""The runs of a comparison, grouped: one backend under one load over the rounds, with the spread between them."""
 
 import math
 import statistics
@@ -131,11 +131,11 @@ def repeated(found: Sequence[Point]) -> list[Point]:
 
 
 def held(evidence: Evidence) -> dict[str, Point]:
-    """Return each backend's point under which the backends are best told apart and none is overrun.
+    """Return for each backend the point at which the backends differ most clearly and none is overloaded.
 
-    It is the highest rate at which every backend fails next to nothing and has a median p99 within the objective, of
-    those that were measured in most rounds and are no higher than what it holds; where no rate is common to all, each
-    one's own highest such rate; and of a backend that has none, its closed loop with the most users.
+    It is the highest rate at which every backend fails next to nothing and has a median p99 within the objective,
+    among those that were measured in most rounds and that the backend holds. If no rate is common to all, it is each
+    one's own highest such rate; for a backend that has none, its closed loop with the most users.
     """
     most = {knee.backend: knee.rate_per_s or math.inf for knee in evidence.knees}
     candidates: dict[str, list[Point]] = {}
@@ -172,7 +172,7 @@ def p50_ms(run: Run) -> float | None:
 
 
 def mean_batch_rows(run: Run) -> float | None:
-    """Return the rows computed at once, as the mean request met them; None where nothing was answered."""
+    """Return the rows of the batch that a request was in, mean over the requests; None where nothing was answered."""
     total = sum(run.batch_rows.values())
     return sum(int(rows) * count for rows, count in run.batch_rows.items()) / total if total else None
 

@@ -1,6 +1,6 @@
 """What a comparison says, in three sentences: what each backend holds, whether fusing pays, which runs count.
 
-All of it is derived from the document; nothing is claimed that the spread over the rounds does not bear.
+All of it is derived from the document; nothing is claimed that the spread over the rounds does not support.
 """
 
 import math
@@ -13,14 +13,14 @@ from loadtests.report.points import OfferedLoad, Spread, fault, number, points
 
 STEP = WITHIN - 1  # how closely the search for a knee looks
 REASONS = 3  # that are told; the table of runs has all
-FEWEST_ROUNDS = 3  # that bear a verdict: repeats of a single round contradict each other
+FEWEST_ROUNDS = 3  # that support a verdict: repeats of a single round contradict each other
 LATE = re.compile(r"1% of the requests left more than (.+) ms late, and (.+) ms is allowed")
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """How many times the load of one backend another one carries, with the extremes over the rounds."""
+    """The ratio of the loads that two backends carry, with the extremes over the rounds."""
 
     value: float
     low: float
@@ -149,9 +149,9 @@ def knees_of(evidence: Evidence) -> dict[str, Knee]:
 
 
 def least_of(evidence: Evidence) -> dict[str, Knee]:
-    """Return those without a rate of which it is known what is held at least, by backend, the highest first.
+    """Return the knees without a rate but with a known lower bound, by backend, the highest first.
 
-    As with a rate, none where no run counts.
+    None where no run counts, as for `knees_of`.
     """
     counted = {run.backend for run in evidence.runs if fault(run) is None}
     found = [
@@ -163,7 +163,7 @@ def least_of(evidence: Evidence) -> dict[str, Knee]:
 
 
 def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
-    """Compare two knees, extreme with opposite extreme; None: one of them has no knee."""
+    """Compare two knees, each extreme with the opposite one of the other; None if a backend has no knee."""
     knees = knees_of(evidence)
     if backend not in knees or other not in knees:
         return None
@@ -179,9 +179,9 @@ def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
 
 
 def throughput_ratio(evidence: Evidence, backend: str, other: str) -> tuple[Ratio, OfferedLoad] | None:
-    """Compare the replies a second, round by round, at the most users at which both have rounds that count in common.
+    """Compare replies a second by round, at the most users for which both backends have common rounds that count.
 
-    None: there are no such users.
+    None if there are none.
     """
     counted = {(point.load, point.backend): point for point in points(evidence, "closed") if point.counted}
     for load in sorted({load for load, _ in counted}, reverse=True):
