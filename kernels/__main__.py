@@ -222,9 +222,9 @@ def _aot_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "aot", aot)
     command.add_argument("--arch", action="append", help="may be given more than once; all if not given")
     command.add_argument("--out", type=path, metavar="DIR", help="write the machine code here")
-    command.add_argument("--markdown", type=path, metavar="FILE", help="write a table here, one row a tile")
+    command.add_argument("--markdown", type=path, metavar="FILE", help="write a table here, one row per tile")
     command.add_argument("--cache", type=path, metavar="DIR", help="keep compiled code here; ~/.cache if not given")
-    command.add_argument("--jobs", type=positive, metavar="N", help="compiling processes; one a core if not given")
+    command.add_argument("--jobs", type=positive, metavar="N", help="compiling processes; one per core if not given")
 
 
 def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -261,7 +261,7 @@ def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
     command.add_argument("--rows", type=_list(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
-    command.add_argument("--seconds", type=positive, metavar="N", help="begin no shape after so long")
+    command.add_argument("--seconds", type=positive, metavar="N", help="begin no shape after this long")
 
 
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--users",
         type=numbers(up_to(MOST_CONNECTIONS)),
         default="1,4,16",
-        help="of the closed loop, comma-separated",
+        help="numbers of users of the closed loop, comma-separated",
     )
     parser.add_argument(
         "--rates",
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds (default: --knee)"
     )
-    parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="of each run")
+    parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each load is measured")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -22,21 +22,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("--servers", type=some_of(tuple(SERVERS)), default=",".join(SERVERS), help="comma-separated")
     parser.add_argument(
-        "--models", type=names, default="digits,geglu-768", help="one that costs nothing, and one that does"
+        "--models",
+        type=names,
+        default="digits,geglu-768",
+        help="model directories or names, such as one that costs nothing and one that does",
     )
     parser.add_argument("--wires", type=some_of(WIRES), default=",".join(WIRES), help="comma-separated")
     parser.add_argument(
         "--connections",
         type=numbers(up_to(MOST_CONNECTIONS)),
         default="1,8,32,128",
-        help="of the closed loop, comma-separated",
+        help="numbers of connections of the closed loop, comma-separated",
     )
     parser.add_argument(
         "--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each server is started and loaded"
     )
-    parser.add_argument("--seconds", type=up_to(DAY_S), default=5, help="of each load, after a second of warm-up")
+    parser.add_argument(
+        "--seconds", type=up_to(DAY_S), default=5, help="seconds of each load, after a second of warm-up"
+    )
     parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
-    parser.add_argument("--logs", type=path, default=LOGS, help="directory for what servers wrote that failed")
+    parser.add_argument("--logs", type=path, default=LOGS, help="directory for the output of servers that failed")
     parser.add_argument("--json", type=path, required=True, help="file to write the result to")
 
 

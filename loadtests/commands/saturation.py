@@ -20,9 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument("model", nargs="?", default="geglu-768", help="a directory, or a name under models/zoo")
     parser.add_argument("--rows", type=up_to(MOST_ROWS), default=16, help="rows in each request")
-    parser.add_argument("--connections", type=up_to(MOST_CONNECTIONS), default=32, help="of the closed loop")
+    parser.add_argument(
+        "--connections", type=up_to(MOST_CONNECTIONS), default=32, help="connections of the closed loop"
+    )
     parser.add_argument("--rounds", type=up_to(MOST_ROUNDS), default=3, help="how often each way is started and loaded")
-    parser.add_argument("--seconds", type=up_to(DAY_S), default=10, help="of each load, after a second of warm-up")
+    parser.add_argument(
+        "--seconds", type=up_to(DAY_S), default=10, help="seconds of each load, after a second of warm-up"
+    )
     affinity.add_argument(parser)
     parser.add_argument("--json", type=path, required=True, help="file to write the result to")
 

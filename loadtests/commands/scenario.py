@@ -41,16 +41,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--users",
         type=up_to(MOST_CONNECTIONS),
         default=16,
-        help="at the peak, each sending without a pause",
+        help="users at the peak, each sending without a pause",
     )
     load.add_argument("--rate", type=rate, help="requests a second at the peak, in an open loop instead")
     parser.add_argument("--max-errors", type=share, default=0.0, help="share of requests that may fail")
-    parser.add_argument("--min-goodput", type=positive, help="requests a second within --objective-ms, at least")
-    parser.add_argument("--max-memory-growth", type=share, default=0.1, help="of soak and overload, a share")
-    parser.add_argument("--max-p99-ratio", type=positive, default=2.0, help="of overload, to the p99 at capacity")
-    parser.add_argument("--min-goodput-share", type=share, default=0.9, help="of overload, of the capacity")
-    parser.add_argument("--max-refusal-ms", type=positive, help="of overload: p99 of how soon it refuses")
-    parser.add_argument("--max-recovery-s", type=positive, default=1.0, help="of overload")
+    parser.add_argument("--min-goodput", type=positive, help="least requests a second answered within --objective-ms")
+    parser.add_argument(
+        "--max-memory-growth", type=share, default=0.1, help="soak and overload: largest growth of memory, as a share"
+    )
+    parser.add_argument(
+        "--max-p99-ratio", type=positive, default=2.0, help="overload: largest ratio of the p99 to that at capacity"
+    )
+    parser.add_argument(
+        "--min-goodput-share", type=share, default=0.9, help="overload: least goodput, as a share of the capacity"
+    )
+    parser.add_argument("--max-refusal-ms", type=positive, help="overload: largest p99 of the time to a refusal")
+    parser.add_argument("--max-recovery-s", type=positive, default=1.0, help="overload: largest time to recover")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from loadtests.generator.version import generator_version
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.add_argument(
-        "--master", required=True, metavar="HOST:PORT", help="where the command that waits for it listens"
+        "--master", required=True, metavar="HOST:PORT", help="address where the command that waits for it listens"
     )
     parser.add_argument("--is-child", action="store_true", help=argparse.SUPPRESS)  # of the command that waits for it
 

@@ -67,29 +67,33 @@ def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
     parser.add_argument(
         "--server-pid",
         type=up_to(MOST_PID),
-        help="the process of --url's server, where it runs on this host",
+        help="the process of --url's server, if it runs on this host",
     )
     affinity.add_argument(parser)
-    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="what the server computes in")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="the server's number format")
     parser.add_argument("--backends", type=names, default="eager,compiled,fused", help="comma-separated")
     parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
     parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
-    parser.add_argument("--objective-ms", type=positive, default=50.0, help="what the p99 has to stay within")
-    parser.add_argument("--seconds", type=seconds, default=5.0, help="measured in each run")
-    parser.add_argument("--warm-up-s", type=seconds, default=1.0, help="of each run, before that")
-    parser.add_argument("--seed", type=partial(whole, least=0, most=MOST_SEED), default=0, help="of rows and arrivals")
+    parser.add_argument("--objective-ms", type=positive, default=50.0, help="the most that the p99 may be")
+    parser.add_argument("--seconds", type=seconds, default=5.0, help="measured seconds of each run")
+    parser.add_argument("--warm-up-s", type=seconds, default=1.0, help="seconds of each run before those")
+    parser.add_argument(
+        "--seed", type=partial(whole, least=0, most=MOST_SEED), default=0, help="seed of rows and arrivals"
+    )
     parser.add_argument(
         "--max-in-flight",
         type=up_to(MOST_CONNECTIONS),
         default=512,
-        help="most unanswered requests of an open loop",
+        help="most unanswered requests at a time in an open loop",
     )
-    parser.add_argument("--processes", type=up_to(MOST_PROCESSES), default=1, help="that make load on this host")
+    parser.add_argument(
+        "--processes", type=up_to(MOST_PROCESSES), default=1, help="processes that make load on this host"
+    )
     parser.add_argument(
         "--remote-workers",
         type=partial(whole, least=0, most=MOST_PROCESSES),
         default=0,
-        help="that make it elsewhere; they are waited for",
+        help="workers on other hosts to wait for",
     )
     parser.add_argument("--bind", default="127.0.0.1", help="HOST or HOST:PORT that remote workers connect to")
     parser.add_argument("--key", default="", help="the server's key; better set as MLP_API_KEY")

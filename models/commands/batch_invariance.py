@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=row_counts,
         default=[2, 3, 16, 64, 256],
         metavar="N,N",
-        help="of a batch; default: 2,3,16,64,256",
+        help="rows of a batch; default: 2,3,16,64,256",
     )
 
 

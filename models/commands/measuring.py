@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backends", type=names, default=backends, metavar="A,B", help=f"default: {','.join(backends)}"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
-    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch takes")
-    parser.add_argument("--json", type=path, metavar="FILE", help="write the figures and their conditions too")
+    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch chooses")
+    parser.add_argument("--json", type=path, metavar="FILE", help="also write the figures and their conditions here")
 
 
 def add_dtype(parser: argparse.ArgumentParser) -> None:

@@ -35,17 +35,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="down(act(gate(x)) * up(x)), else down(act(up(x))); default: --gated",
     )
     parser.add_argument(
-        "--bias", action=argparse.BooleanOptionalAction, default=False, help="of the linear layers; default: --no-bias"
+        "--bias",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="whether the linear layers have one; default: --no-bias",
     )
-    parser.add_argument("--norm", choices=get_args(NormKind), default="rms", help="its kind; default: %(default)s")
     parser.add_argument(
-        "--position", choices=get_args(NormPosition), default="pre", help="of the norm; default: %(default)s"
+        "--norm", choices=get_args(NormKind), default="rms", help="kind of the norm; default: %(default)s"
     )
-    parser.add_argument("--eps", type=finite, default=1e-6, help="of the norm; default: %(default)s")
-    parser.add_argument("--in-features", type=int, help="width of the rows, where it is not dim")
-    parser.add_argument("--out-features", type=int, help="width of the results, where it is not dim")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights; default: %(default)s")
-    parser.add_argument("--weights", action="store_true", help="write the numbers too, not only their seed")
+    parser.add_argument(
+        "--position", choices=get_args(NormPosition), default="pre", help="place of the norm; default: %(default)s"
+    )
+    parser.add_argument("--eps", type=finite, default=1e-6, help="eps of the norm; default: %(default)s")
+    parser.add_argument("--in-features", type=int, help="width of the rows, if it is not dim")
+    parser.add_argument("--out-features", type=int, help="width of the results, if it is not dim")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights; default: %(default)s")
+    parser.add_argument("--weights", action="store_true", help="write the numbers themselves, not only their seed")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     measuring.add_dtype(parser)
     parser.add_argument("--rows", type=positive, default=64, metavar="N", help="default: 64")
     parser.add_argument("--png", type=path, metavar="FILE", help="draw the times (needs matplotlib)")
-    parser.add_argument("--trace", type=path, metavar="FILE", help="write traces for Perfetto, one a backend")
+    parser.add_argument("--trace", type=path, metavar="FILE", help="write traces for Perfetto, one per backend")
 
 
 def run(options: argparse.Namespace) -> None:

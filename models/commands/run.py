@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", default="eager", help="eager, compiled or fused; default: eager")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default: cpu")
     parser.add_argument("--dtype", default="float32", help="float32, bfloat16 or float16; default: float32")
-    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch takes")
+    parser.add_argument("--threads", type=thread_count, help="default: as many as PyTorch chooses")
     parser.add_argument("--input", type=path, metavar="FILE", help=".npy or JSON; default: JSON from stdin")
     parser.add_argument("--output", type=path, metavar="FILE", help=".npy, else JSON; default: JSON to stdout")
 

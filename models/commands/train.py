@@ -10,7 +10,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags."""
     parser.description = __doc__
     model_directory.add_arguments(parser)
-    parser.add_argument("--seed", type=int, default=0, help="of weights and batches; default: %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches; default: %(default)s")
     parser.add_argument("--epochs", type=int, default=60, help="default: %(default)s")
 
 

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=DTYPE_NAMES, default=DEFAULT_DTYPE, help=f"default: {DEFAULT_DTYPE}")
     parser.add_argument("--out", type=path, help=f"where results go; default: {RESULTS.relative_to(ROOT)}")
     parser.add_argument(
-        "--budget-s", type=finite, default=BUDGET_S, help="it ends after so many seconds, default: %(default)g"
+        "--budget-s", type=finite, default=BUDGET_S, help="seconds after which it ends; default: %(default)g"
     )
     options = parser.parse_args(arguments)
     start = time.monotonic()
