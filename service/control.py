@@ -103,14 +103,14 @@ def add_routes(
 
     @app.get("/backend", tags=["backends"])
     async def get_backend() -> BackendReply:
-        """Tell the default backend, and each one's implementation and state."""
+        """Show the default backend, and each backend's implementation and state."""
         return backend_reply()
 
     @app.put("/backend", tags=["backends"])
     async def put_backend(request: Request) -> BackendReply:
-        """Switch the backend of requests that name none, or the canaries' shares, in every HTTP process at once.
+        """Change the default backend, or the canaries' shares, in every HTTP process at once.
 
-        One that was taken out is put back where it is made the default, or named to be.
+        A backend that was taken out is put back by making it the default, or by naming it in `put_back`.
         """
         require_json(request.headers.get("content-type", "").encode("latin-1"))
         body = validate(BackendBody, parse_json(await request.body()))
@@ -128,12 +128,12 @@ def add_routes(
 
     @app.post("/compare", tags=["backends"], response_model=CompareReply)
     async def post_compare(request: Request) -> Response:
-        """Run the same rows through every ready backend, and tell each one's time and difference from eager."""
+        """Run the same rows through every ready backend, and show each one's time and difference from eager."""
         return Response((await comparison.answer(request))[1], media_type="application/json")
 
     @app.post("/profile", tags=["backends"], response_model=ProfileReply)
     async def post_profile(request: Request) -> Response:
-        """Tell the operators and kernels of a backend's forward pass, with counts and times."""
+        """Show the operators and kernels of a backend's forward pass, with counts and times."""
         return Response((await profiles.answer(request))[1], media_type="application/json")
 
     @app.get("/profile/{id}.json", tags=["backends"])

@@ -47,7 +47,7 @@ def add_page(app: FastAPI, model: ModelReply) -> None:
 
     @app.get("/model", tags=["operation"])
     async def get_model() -> ModelReply:
-        """Tell what is served: widths, depth, labels, what it is held in and where, and the most rows."""
+        """Show what is served: widths, depth, labels, number format, device, and the most rows."""
         return model
 
 

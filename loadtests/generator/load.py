@@ -3,8 +3,6 @@
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
-LOOPS = ("closed", "open", "shape")
-
 
 @dataclass(frozen=True, slots=True)
 class Load:

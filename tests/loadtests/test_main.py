@@ -43,7 +43,11 @@ def test_the_help_of_a_command_has_its_defaults_and_no_key(command: tuple[str, .
     done = run(*command, "--help", MLP_API_KEY="a-secret")
     assert done.returncode == 0
     said = " ".join(done.stdout.split())
-    for default in ("rows in each request (default: 1)", "the most that the p99 may be (default: 50.0)", "(default: json)"):
+    for default in (
+        "rows in each request (default: 1)",
+        "the most that the p99 may be (default: 50.0)",
+        "(default: json)",
+    ):
         assert default in said
     assert "[-- flags of the server that is started]" in said
     assert "None" not in said
