@@ -11,8 +11,8 @@ import orjson
 
 from service.errors import BadRequestError
 
-# Of valid JSON. It never goes back (`*+`), so it keeps nothing of where it was, which for a string of escapes would be
-# some fifty times the body.
+# Of valid JSON. It never backtracks (`*+`), so it keeps no positions to return to, which for a string of escapes would
+# take some fifty times the body's size.
 TOKEN = re.compile(rb'\{|\}|"([^"\\]*+(?:(?:\\.)++[^"\\]*+)*+)"(\s*+:)?')
 MAX_STRINGS = 10_000  # that are looked through, within some milliseconds; no body that is taken has so many
 FEW = 64  # values of a list, and levels, in which strings are counted; no body that is taken has strings beyond

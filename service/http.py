@@ -132,12 +132,12 @@ class Front:
 
 
 def require_plain_transfer(headers: Headers) -> None:
-    """Refuse a body that is packed for its way, which nothing here unpacks; that it comes in chunks is the parser's.
+    """Refuse a transfer coding that nothing here undoes; only the parser's own, chunked, is taken.
 
     Source: RFC 9112, section 6.1.
 
     Raises:
-        UnsupportedMediaTypeError: as its name says.
+        UnsupportedMediaTypeError: the transfer coding is another one.
     """
     coding = headers.get(b"transfer-encoding", b"chunked")
     if coding.lower() != b"chunked":

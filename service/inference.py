@@ -378,9 +378,9 @@ def logged_reply(error: Exception, request_id: bytes) -> Reply:
 
 
 def headers_of(lines: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Return headers by name, of which one that came several times has all its values, in order, with commas between.
+    """Return headers by name; one that came several times has all its values, in order, separated by commas.
 
-    So one of two that say different things is never taken for the only one: no rule that takes one value takes several.
+    So one of two contradicting values is never mistaken for the only one: where one value is valid, several are not.
 
     Source: RFC 9110, section 5.2.
     """

@@ -166,7 +166,7 @@ class ProfileReply(Body):
     kernels: float = Field(description="how many kernels a pass runs on a GPU; 0 on a CPU")
     lines: list[ProfileLine] = Field(description="one for each operator or kernel")
     trace: str | None = Field(
-        description="where to download the last pass for ui.perfetto.dev; null if it is too large or could not be written"
+        description="where to download the last pass for ui.perfetto.dev; null if too large or not written"
     )
 
 

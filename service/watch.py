@@ -155,7 +155,7 @@ class Watch(threading.Thread):
             directory = self._sockets[index].parent
             if process.exitcode is not None and not directory.is_dir():
                 told = f"worker {index} ended, with {ending(process)}, and the directory of its socket is gone"
-                return f"{told}: {directory}; let nothing clean it, or set another TMPDIR, and start the server anew", 1
+                return f"{told}: {directory}; let nothing remove it, or set another TMPDIR, and restart the server", 1
         return None
 
     def _count_restarts(self) -> None:
