@@ -115,10 +115,11 @@ def overload(document: dict[str, Any]) -> str:
     (backend,) = document["backends"]
     rows += [
         "",
-        f"By `{shlex.join(document['command'])}`. Capacity {found['capacity_per_s']:.0f} requests/s with a p99 of "
-        f"{found['capacity_p99_ms']:.0f} ms; then {document['seconds']:g} s at {found['offered_per_s']:.0f} a second, "
-        f"{found['refused']} of them refused. Model {document['model']}, backend {backend}, {document['rows']} rows a "
-        f"request, {document['wire']}; {host(conditions, 'the load generator')}; {measured_with(conditions)}",
+        f"By `{shlex.join(document['command'])}`. Capacity {found['capacity_before_per_s']:.0f} requests/s before and "
+        f"{found['capacity_after_per_s']:.0f} after, with a p99 of {found['capacity_p99_ms']:.0f} ms; "
+        f"{document['seconds']:g} s at {found['offered_per_s']:.0f} a second, {found['refused']} of them refused. "
+        f"Model {document['model']}, backend {backend}, {document['rows']} rows a request, {document['wire']}; "
+        f"{host(conditions, 'the load generator')}; {measured_with(conditions)}",
     ]
     return "\n".join(rows) + "\n"
 

@@ -25,7 +25,9 @@ RECOVERY_LIMIT_S = 30.0
 class Overload:
     """What was found; times in milliseconds, rates per second."""
 
-    capacity_per_s: float
+    capacity_per_s: float  # the mean of before and after
+    capacity_before_per_s: float
+    capacity_after_per_s: float
     capacity_p99_ms: float
     offered_per_s: float
     sent_share: float  # of what was due; the rest could not be sent
@@ -48,20 +50,27 @@ class Overload:
 def overload(measurement: Measurement, target: Target, backend: str, base: Load, seconds: float) -> Overload:
     """Find the capacity of a backend, load the server three times as much, and wait for it to recover.
 
+    The capacity is measured before and after: a host whose speed drifts meanwhile changes both in opposite directions.
+
     Raises:
-        LoadTestError: the capacity could not be found, or the server answers no longer.
+        LoadTestError: the capacity could not be found, or the server no longer answers.
     """
-    search_s = min(SEARCH_SECONDS, seconds)
-    capacity_per_s = find_capacity(measurement, base, search_s, min(CAPACITY_SECONDS, seconds))
-    enough_s = min(max(search_s, FEWEST_REQUESTS / capacity_per_s), LONGEST_STEP * search_s)
-    at_capacity = measurement.run(as_open(base, capacity_per_s, enough_s, "at capacity"))
+    search_s, capacity_s = min(SEARCH_SECONDS, seconds), min(CAPACITY_SECONDS, seconds)
+    users = best_users(measurement, base, search_s)
+    before_per_s = measurement.run(as_closed(base, users, capacity_s, "capacity before")).answered_per_s
+    enough_s = min(max(search_s, FEWEST_REQUESTS / before_per_s), LONGEST_STEP * search_s)
+    at_capacity = measurement.run(as_open(base, before_per_s, enough_s, "at capacity"))
     limit_ms = at_capacity.latency_ms.p99 if at_capacity.latency_ms else 0.0
-    offered_per_s = FACTOR * capacity_per_s
+    offered_per_s = FACTOR * before_per_s
     run = measurement.run(as_open(base, offered_per_s, seconds, "overload"))
+    whole, memory = measurement.tallies[0], measurement.memory
     recovered_s = recovery_s(target, backend, base.kinds[0][1], limit_ms)
-    whole = measurement.tallies[0]
+    after_per_s = measurement.run(as_closed(base, users, capacity_s, "capacity after")).answered_per_s
+    capacity_per_s = statistics.mean((before_per_s, after_per_s))
     return Overload(
         capacity_per_s=capacity_per_s,
+        capacity_before_per_s=before_per_s,
+        capacity_after_per_s=after_per_s,
         capacity_p99_ms=limit_ms,
         offered_per_s=offered_per_s,
         sent_share=run.sent / max(1, whole.offered),
@@ -70,24 +79,19 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
         refused=len(whole.refusals_ms),
         refusal_p50_ms=percentile(whole.refusals_ms, 50),
         refusal_p99_ms=percentile(whole.refusals_ms, 99),
-        memory_growth=growth(measurement.memory),
-        memory=measurement.memory,
+        memory_growth=growth(memory),
+        memory=memory,
         recovery_s=recovered_s,
         invalid=run.invalid,
     )
 
 
-def find_capacity(measurement: Measurement, base: Load, search_s: float, seconds: float) -> float:
-    """Return the requests a second answered with 200 in the best of several closed loops.
-
-    The best one is measured again, for `seconds`: the best of several short loads is partly a matter of luck, and the
-    server would not hold a rate found that way.
-    """
+def best_users(measurement: Measurement, base: Load, seconds: float) -> int:
+    """Return with how many users a closed loop is answered most often; that rate itself is partly a matter of luck."""
     reached = {}
     for users in SATURATING_USERS:
-        reached[users] = measurement.run(as_closed(base, users, search_s, f"{users} users")).answered_per_s
-    best = max(reached, key=reached.__getitem__)
-    return measurement.run(as_closed(base, best, seconds, f"{best} users, the capacity")).answered_per_s
+        reached[users] = measurement.run(as_closed(base, users, seconds, f"{users} users")).answered_per_s
+    return max(reached, key=reached.__getitem__)
 
 
 def as_closed(base: Load, users: int, seconds: float, label: str) -> Load:

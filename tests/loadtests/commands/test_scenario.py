@@ -122,8 +122,13 @@ def test_an_overload_is_three_times_what_the_server_answers_and_what_it_refuses_
     assert set(passed(done, tmp_path)) == {"p99 of what was accepted", "goodput", "recovery", "memory growth"}
     written = json.loads((tmp_path / "scenario.json").read_text())
     found = written["overload"]
-    assert found["offered_per_s"] == pytest.approx(3 * found["capacity_per_s"])
-    assert found["refused"] == written["runs"][-1]["errors"]["overloaded"] > 0
+    *_, overload, after = written["runs"]
+    assert found["offered_per_s"] == pytest.approx(3 * found["capacity_before_per_s"])
+    assert found["capacity_after_per_s"] == pytest.approx(after["answered"] / after["seconds"])
+    both = (found["capacity_before_per_s"], found["capacity_after_per_s"])
+    assert found["capacity_per_s"] == pytest.approx(sum(both) / 2)
+    assert found["goodput_share"] == pytest.approx(overload["answered"] / overload["seconds"] / found["capacity_per_s"])
+    assert found["refused"] == overload["errors"]["overloaded"] > 0
     assert 0 < found["refusal_p50_ms"] <= found["refusal_p99_ms"]
     assert found["recovery_s"] > 0
     assert found["memory_growth"] is not None
