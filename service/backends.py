@@ -17,6 +17,7 @@ from service.shared_state import AUTO, Outage, SharedState
 
 PREFERENCE = ("fused", "compiled", "eager")
 REFERENCE = "eager"  # what the others are held to
+MAX_REASON = 200  # characters of another's own words in a reason
 NONE_YET = "no worker is warm yet"
 NONE_LEFT = "no worker is up any more: each that was has ended, the log says how, and is started anew"
 log = logging.getLogger(__name__)
@@ -31,15 +32,26 @@ class Backends:
         self._shared = state
         self._metrics = metrics
         self._reported: Sequence[Mapping[str, BackendState]] = ()
+        self._proven: set[str] = set()  # that a worker has had ready
         self._none_is_up = NONE_YET
         self._derive()
 
     def report(self, workers: Sequence[Mapping[str, BackendState]]) -> None:
-        """Take note of what each worker that is up says about its backends."""
+        """Take note of what each worker that is up says about its backends.
+
+        A backend that one worker had ready and another, started later, cannot run is taken out.
+        """
         self._reported = workers
         if workers:
             self._none_is_up = NONE_LEFT  # from when this is so
         self._derive()
+        for name, state in self._reported_states().items():
+            if state.state == "ready":
+                self._proven.add(name)
+            elif state.state == "unavailable" and name in self._proven:
+                self._proven.remove(name)
+                words = (state.reason or "no reason given")[:MAX_REASON]
+                self.take_out(name, "unavailable", f"a worker that started later cannot run it: {words}")
 
     @property
     def absence(self) -> NotReadyError:
@@ -72,7 +84,7 @@ class Backends:
         merged = self._reported_states()
         for index, name in enumerate(self.names):
             outage = self._shared.outage(index)
-            if outage is not None and merged[name].state != "unavailable":
+            if outage is not None:
                 since = datetime.fromtimestamp(outage.since_s, UTC).isoformat(timespec="seconds")
                 reason = f"taken out at {since}: {outage.reason}"
                 merged[name] = merged[name].model_copy(

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.errors import BackendUnavailableError
-from service.backends import REFERENCE
+from service.backends import MAX_REASON, REFERENCE
 from service.dispatch import Dispatcher, Ticket
 from service.errors import NonFiniteOutputError, RemoteError, code_of, without_paths
 from service.link import Result
@@ -39,7 +39,6 @@ It is the absolute error that is left there, over the dtype's eps. In float32 an
 number, 2**-126: oneDNN's bfloat16 products flush what is smaller to zero, operands and a residual alike, where eager's
 addition does not. float16's subnormals are kept, in steps of 2**-24.
 """
-MAX_REASON = 200  # characters of an exception's own words
 log = logging.getLogger(__name__)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.process import BaseProcess
 
 import litserve as ls
@@ -91,6 +91,7 @@ class Host(ls.LitServer):  # type: ignore[misc]
         if time.monotonic() < self._due_s[worker_id]:
             return ended
         del self._due_s[worker_id]
+        lit_api.plan = replace(lit_api.plan, is_restart=True)
         started: BaseProcess = super().launch_single_inference_worker(lit_api, worker_id)
         return started
 

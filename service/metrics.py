@@ -24,7 +24,7 @@ SECONDS = (
 )
 ROWS = tuple(float(1 << power) for power in range(15))
 DRIFTS = (1e-7, 1e-6, 1e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 10.0)
-FALLBACK_REASONS = ("drift", "non_finite", "fault")
+FALLBACK_REASONS = ("drift", "non_finite", "fault", "unavailable")
 STATUSES = (200, *sorted(set(STATUS.values())))
 CODES = tuple(sorted(STATUS))
 _WORD_BYTES = 8

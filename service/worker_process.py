@@ -34,7 +34,14 @@ SILENT = "6"  # of Kineto's levels, which tells each profile's start and end on 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlan:
-    """What a worker needs to know; it is sent to the new process."""
+    """What a worker needs to know; it is sent to the new process.
+
+    Attributes:
+        default_backend, canaries: what the server was started with; without them its first workers do not start. What
+            is in force may have changed when one is started anew, which serves with whatever is left: the HTTP
+            processes take out what it lacks.
+        is_restart: whether it is in place of one that was warm.
+    """
 
     model: Path
     identity: ModelIdentity
@@ -49,6 +56,7 @@ class WorkerPlan:
     log_format: str
     socket_directory: Path
     server_pid: int
+    is_restart: bool = False
 
     def socket(self, worker_id: int) -> Path:
         """Return where a worker listens."""
@@ -127,6 +135,8 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
         wanted = [name for name in plan.backends if plan.default_backend in ("auto", name)]
         missing = {name for name, status in engine.backends.items() if status.state == "unavailable"}
         lacking = wanted if missing.issuperset(wanted) else [name for name in plan.canaries if name in missing]
+        if plan.is_restart:
+            lacking = list(plan.backends) if missing.issuperset(plan.backends) else []
         if lacking:
             fail("; ".join(f"backend {name!r} is unavailable: {engine.backends[name].reason}" for name in lacking))
         try:

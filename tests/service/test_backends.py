@@ -165,6 +165,43 @@ def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.Monke
     assert routes(*edges) == ["fused"] * len(edges)
 
 
+def test_what_a_worker_that_starts_later_cannot_run_is_taken_out_until_it_can_be_and_is_put_back() -> None:
+    state, metrics = SharedState(2, len(BACKENDS)), Metrics(BACKENDS, 2)
+    here, there = (Backends(BACKENDS, state, metrics) for _ in range(2))
+    all_ready = dict.fromkeys(BACKENDS, READY)
+    for backends in (here, there):
+        backends.report([all_ready])
+        backends.report([])
+    here.set_canary({"compiled": 1.0})
+    for backends in (here, there):
+        backends.report([all_ready | {"compiled": UNAVAILABLE}])
+        told = backends.states["compiled"]
+        assert (told.state, backends.route()) == ("unavailable", "fused")
+        assert "a worker that started later cannot run it: no compiler; PUT /backend" in (told.reason or "")
+        assert told.taken_out_at
+        with pytest.raises(BackendUnavailableError, match="no compiler"):
+            backends.require_returns(["compiled"])
+    counted = value(metrics.text().decode(), "mlp_backend_fallbacks_total", backend="compiled", reason="unavailable")
+    assert counted == 1
+    here.report([all_ready])
+    assert (here.states["compiled"].state, here.route()) == ("unavailable", "fused")
+    here.require_returns(["compiled"])
+    here.put_back("compiled")
+    assert here.route() == "compiled"
+
+
+def test_a_default_that_was_set_and_that_a_restarted_worker_cannot_run_gives_way_to_the_next() -> None:
+    backends = reported({})
+    backends.set_default("compiled")
+    backends.report([dict.fromkeys(BACKENDS, READY) | {"compiled": UNAVAILABLE}])
+    assert (backends.default(), backends.is_auto) == ("fused", False)
+
+
+def test_what_no_worker_has_ever_had_ready_is_unavailable_and_not_taken_out() -> None:
+    state = reported({"compiled": UNAVAILABLE}, {}).states["compiled"]
+    assert (state.state, state.reason, state.taken_out_at) == ("unavailable", "no compiler", None)
+
+
 def test_a_share_that_nobody_would_take_is_refused_unless_its_backend_is_put_back_beside_it() -> None:
     backends = reported({"compiled": UNAVAILABLE})
     backends.take_out("fused", "drift", "it was wrong")

@@ -1,7 +1,8 @@
 """The server with a fused backend that goes wrong when told: `python -m tests.service.rollout.planted_server`.
 
 It takes what `python -m service` takes. A worker, which runs this file under another name, finds the faulty class in
-place of the real one; what the file that PLANTED names holds says what is wrong: drift, non_finite, fault, or nothing.
+place of the real one; what the file that PLANTED names holds says what is wrong: drift, non_finite, fault, or nothing;
+missing keeps workers that start from then on from running it at all.
 """
 
 import os

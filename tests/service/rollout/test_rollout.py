@@ -1,6 +1,8 @@
 """A kernel that goes wrong under load: who is answered what, and what the server says of it."""
 
 import contextlib
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -250,3 +252,42 @@ def test_canaries_take_their_share_and_can_be_changed(server: PlantedServer) -> 
         assert server.get("/backend").json()["canary"] == {"eager": 1}
     finally:
         server.put("/backend", json={"canary": {"eager": 0.1}})
+
+
+@pytest.mark.parametrize("is_ended", [False, True], ids=["in force", "ended by PUT"])
+def test_a_restarted_worker_that_lacks_a_canary_serves_the_others_and_the_canary_is_taken_out(
+    tmp_path: Path, tiny_model: Path, is_ended: bool
+) -> None:
+    flags = ("--model", str(tiny_model), "--backends", "eager,fused", "--default-backend", "eager")
+    server = PlantedServer(tmp_path, *flags, "--canary", "fused=0.5")
+    rows = {"inputs": [0.5] * 8}
+
+    def restart() -> None:
+        (before,) = server.pids_of("worker")
+        os.kill(before, signal.SIGKILL)
+        server.wait_until(lambda: server.pids_of("worker") not in ([], [before]))
+        server.wait_until(lambda: server.answers("/v2/health/ready", 200))
+
+    try:
+        server.wait_ready()
+        if is_ended:
+            assert server.put("/backend", json={"canary": {}}).status_code == 200
+        server.plant("missing")
+        restart()
+        assert {server.post("/predict", json=rows).headers["x-backend"] for _ in range(10)} == {"eager"}
+        named = server.post("/predict/fused", json=rows)
+        assert (named.status_code, named.json()["code"]) == (503, "backend_unavailable")
+        assert server.state()["state"] == "unavailable"
+        assert "planted: the library is gone" in server.state()["reason"]
+        assert "backend fused is taken out" in server.output
+        assert server.fallbacks("unavailable") == 1
+        assert server.put("/backend", json={"put_back": ["fused"]}).status_code == 503
+        if not is_ended:
+            server.plant("")
+            restart()
+            assert server.state()["state"] == "unavailable"
+            assert server.put("/backend", json={"put_back": ["fused"]}).json()["canary"] == {"fused": 0.5}
+            assert server.post("/predict/fused", json=rows).status_code == 200
+        assert "while it started anew" not in server.output
+    finally:
+        server.end()
