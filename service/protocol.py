@@ -9,30 +9,32 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, cast
 
 import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service.errors import DrainingError, OverloadedError
+from service.errors import BadRequestError, DrainingError, OverloadedError
 from service.exchange import Exchange, Head, Heads
 from service.inference import Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
 from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
+from service.schemas import shortened
 from service.settings import Settings
 from service.transport import Flow, JoiningTransport
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_END = b"\r\n\r\n"
 MOST_AHEAD = 8  # requests of a connection that are parsed and not answered; what is behind them stays bytes
-PIECE_BYTES = 128  # least that is parsed at once of several requests; the shortest one has 18
+PIECE_BYTES = 128  # least that is parsed at once of several requests; the shortest one has 24
 JOINED_BYTES = 64 << 10
 SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
 UNREAD_S = 2.0  # how long a client may leave its reply unread once the server stops
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+HOST = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
 NO_REQUEST = "expected an HTTP/1.1 request, got bytes that are none; send plain HTTP/1.1 to this port, without TLS"
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
@@ -249,12 +251,19 @@ class Protocol(HttpToolsProtocol):
         self._is_in_head = False
         self._steps += 1
         self._head_bytes = self._extra_bytes = 0
+        if self._failure is not None:  # of one ahead of it, which ends the connection
+            return
         if self._raw.is_closing():  # nothing is done behind a reply that ends the connection
             self._failure = refusal("expected no request after a reply that ends the connection, got one; open another")
             return
         self._head_end = b""
         if self._is_one_too_many:
             self._refuse_connection()
+            return
+        try:
+            require_host(self.headers, self.parser.get_http_version())
+        except BadRequestError as error:
+            self._fail(error)
             return
         if self.parser.should_upgrade():  # one that data_received did not see whole; the parser drops the body for it
             self._refuse(
@@ -447,11 +456,12 @@ class Protocol(HttpToolsProtocol):
         self._end(refusal(sentence))
 
     def _fail(self, error: Exception) -> None:
-        """Answer a request that could not be read because of a fault of the server with 500, and log the fault."""
+        """Answer a request of which no more than the headers is read; a fault of the server is logged."""
         request_id = request_id_of(headers_of(self.headers))
         reply = logged_reply(error, request_id)
+        body = b"" if self.parser.get_method() == b"HEAD" else reply.body
         head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
-        self._end(head + reply.body)
+        self._end(head + body)
 
     def _end(self, reply: bytes) -> None:
         """Write a last reply, after those to the whole requests before it, and close the connection."""
@@ -460,6 +470,27 @@ class Protocol(HttpToolsProtocol):
             return
         self.transport.write(self._failure)
         self.transport.close()
+
+
+def require_host(lines: Sequence[tuple[bytes, bytes]], version: str) -> None:
+    """Refuse a request that leaves open which host it is for.
+
+    Source: RFC 9112, section 3.2; RFC 3986, section 3.2.2.
+
+    Raises:
+        BadRequestError: it has several Host headers, one that is no host, or none in HTTP/1.1.
+    """
+    hosts = [value for name, value in lines if name == b"host"]
+    if len(hosts) == 1:
+        if HOST.fullmatch(hosts[0]):
+            return
+        raise BadRequestError(
+            f"host: expected a name or an address, with or without a port, got {shortened(hosts[0].decode('latin-1'))}"
+        )
+    if hosts or version > "1.0":
+        raise BadRequestError(
+            f"expected one Host header, got {len(hosts) or 'none'}; send the server's name and port in one"
+        )
 
 
 def refusal(sentence: str) -> bytes:
