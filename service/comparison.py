@@ -16,7 +16,7 @@ from models.errors import BackendUnavailableError, MLPError
 from service import schemas
 from service.backends import REFERENCE
 from service.dispatch import Dispatcher
-from service.encoding import decoded
+from service.encoding import decoded, require_known
 from service.errors import (
     STATUS,
     DeadlineExceededError,
@@ -76,10 +76,9 @@ class Comparison:
 
     async def _read(self, request: Request) -> tuple[InferenceRequest, tuple[str, ...]]:
         schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
-        body: bytes | bytearray = await request.body()
-        encoding = request.headers.get("content-encoding")
-        if encoding is not None:
-            body = decoded(body, encoding.encode("latin-1"), self._options.max_body_bytes)
+        encoding = request.headers.get("content-encoding", "").encode("latin-1")
+        require_known(encoding)
+        body = decoded(await request.body(), encoding, self._options.max_body_bytes)
         states = self._dispatcher.backends.states
         asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
         self._dispatcher.backends.require_known(names or (), "backends")

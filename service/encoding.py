@@ -15,6 +15,20 @@ MAX_MEMBERS = 1024  # of 64 KiB, as those who pack in parallel make them, more t
 PIECE_BYTES = 64 << 10  # unpacked at once; zlib copies what of them follows a member
 
 
+def require_known(encoding: bytes) -> str:
+    """Return the name of a body's encoding; an empty one where it has none.
+
+    Raises:
+        UnsupportedMediaTypeError: an encoding other than gzip, deflate or identity, or several.
+    """
+    name = encoding.decode("latin-1").strip().lower()
+    if name in ("", "identity"):
+        return ""
+    if name not in WINDOW_BITS:
+        raise UnsupportedMediaTypeError(f"content-encoding: expected gzip, deflate or none, got {shortened(name)}")
+    return name
+
+
 def decoded(body: bytes | bytearray, encoding: bytes, limit: int) -> bytes | bytearray:
     """Undo a body's encoding.
 
@@ -24,16 +38,14 @@ def decoded(body: bytes | bytearray, encoding: bytes, limit: int) -> bytes | byt
         limit: most bytes that come out.
 
     Raises:
-        UnsupportedMediaTypeError: an encoding other than gzip, deflate or identity, or several.
+        UnsupportedMediaTypeError: as `require_known`.
         BadRequestError: the body is not in this encoding, is cut off, is followed by something else, or has more than
             `MAX_MEMBERS` members of gzip.
         TooLargeError: more than `limit` bytes come out.
     """
-    name = encoding.decode("latin-1").strip().lower()
-    if name in ("", "identity"):
+    name = require_known(encoding)
+    if not name:
         return body
-    if name not in WINDOW_BITS:
-        raise UnsupportedMediaTypeError(f"content-encoding: expected gzip, deflate or none, got {shortened(name)}")
     is_bare = name == "deflate" and (len(body) < 2 or body[0] & 15 != 8 or (body[0] << 8 | body[1]) % 31)
     window_bits = -zlib.MAX_WBITS if is_bare else WINDOW_BITS[name]
     plain = bytearray()

@@ -141,9 +141,17 @@ class Exchange:
             self._operation, self._headers, body, self._request_id, self._started_ns, self.send
         )
 
+    def refuse_by_head(self) -> None:
+        """Answer, if that has not happened, a request that its head refuses; what comes of the body is dropped."""
+        if self._refusal is not None and not self.response_complete and not self.is_disconnected:
+            self._refuse(self._refusal)
+
     def refuse(self, error: Exception) -> None:
         """Answer with an error, whether the request is whole or not."""
         self.keep_alive = self.keep_alive and not self.more_body
+        self._refuse(error)
+
+    def _refuse(self, error: Exception) -> None:
         self.send(
             self._carrier.inference.refuse(error, self._operation, self._headers, self._request_id, self._started_ns)
         )

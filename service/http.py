@@ -6,7 +6,6 @@ operations; requests to all other routes are passed on to the app.
 """
 
 import asyncio
-import contextlib
 import logging
 import time
 
@@ -20,8 +19,6 @@ from service.response import REQUEST_ID, App, Message, Receive, Response, Scope,
 from service.schemas import shortened
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"}) | page.PATHS
-DISCARD_BYTES = 256 << 20
-DISCARD_S = 2.0
 log = logging.getLogger(__name__)
 
 
@@ -115,8 +112,6 @@ class Front:
         limit = self._inference.options.max_body_bytes
         declared = declared_length(headers)
         if declared > limit:
-            if b"expect" not in headers:
-                await discard(receive)
             raise TooLargeError(f"expected a body of at most {limit} bytes, got {declared}")
         body = bytearray()
         while True:
@@ -125,7 +120,6 @@ class Front:
                 raise Disconnected
             body += message.get("body", b"")
             if len(body) > limit:
-                await discard(receive)
                 raise TooLargeError(f"expected a body of at most {limit} bytes, got more")
             if not message.get("more_body"):
                 return body
@@ -147,21 +141,6 @@ def require_plain_transfer(headers: Headers) -> None:
         )
 
 
-async def discard(receive: Receive) -> None:
-    """Read and forget the rest of a refused body, within bounds.
-
-    A client that is still sending when the connection closes sees a reset instead of the reply.
-    """
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DISCARD_S):
-            discarded = 0
-            while discarded < DISCARD_BYTES:
-                message = await receive()
-                discarded += len(message.get("body", b""))
-                if not message.get("more_body"):
-                    return
-
-
 def bounded(receive: Receive, max_bytes: int) -> Receive:
     """Wrap `receive`, so that no route reads more of a body than the bound."""
     received = 0
@@ -171,7 +150,6 @@ def bounded(receive: Receive, max_bytes: int) -> Receive:
         message = await receive()
         received += len(message.get("body", b""))
         if received > max_bytes:
-            await discard(receive)
             raise TooLargeError(f"expected a body of at most {max_bytes} bytes, got more")
         return message
 

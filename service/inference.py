@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from service import openinference, schemas
 from service.dispatch import Dispatcher, Ticket
-from service.encoding import decoded
+from service.encoding import decoded, require_known
 from service.errors import (
     BadRequestError,
     NonFiniteOutputError,
@@ -68,7 +68,7 @@ class Operation(ABC):
         """Refuse a request by its headers, before its body is read.
 
         Raises:
-            UnsupportedMediaTypeError: the content type is not one that the route reads.
+            UnsupportedMediaTypeError: the content type, or the encoding, is not one that the route reads.
             BadRequestError: a header of the protocol is malformed.
         """
 
@@ -102,6 +102,7 @@ class Predict(Operation):
     def check(self, headers: Headers) -> None:
         """See `Operation`."""
         schemas.require_json(headers.get(b"content-type", b""))
+        require_known(headers.get(b"content-encoding", b""))
 
     def parse(self, headers: Headers, body: bytes | bytearray) -> schemas.InferenceRequest:  # noqa: ARG002
         """See `Operation`."""
@@ -145,6 +146,7 @@ class Infer(Operation):
             openinference.json_length(headers[openinference.LENGTH_HEADER])
         else:
             schemas.require_json(headers.get(b"content-type", b""))
+        require_known(headers.get(b"content-encoding", b""))
 
     def parse(self, headers: Headers, body: bytes | bytearray) -> openinference.InferRequest:
         """See `Operation`."""

@@ -23,7 +23,7 @@ from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
 from service.schemas import shortened
 from service.settings import Settings
-from service.transport import Flow, JoiningTransport
+from service.transport import Flow, JoiningTransport, Lingering
 
 MAX_HEAD_BYTES = 64 << 10
 HEAD_END = b"\r\n\r\n"
@@ -81,7 +81,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Put the joining transport in front of the real one, and start to watch the time."""
         self._raw = transport
-        self._joining = JoiningTransport(transport, self.loop)
+        self._joining = JoiningTransport(transport, self.loop, self._close)
         super().connection_made(cast("asyncio.Transport", self._joining))
         self.flow = Flow(cast("asyncio.Transport", self._joining), self.pipeline)
         self._cycles = []
@@ -278,7 +278,9 @@ class Protocol(HttpToolsProtocol):
                 head = self._head(operation, headers)
                 if self._head_data:
                     self.heads.remember(self._head_data, head)
-                self._take(head)
+                exchange = self._take(head)
+                if head.refusal is not None:  # once it is known whether the body has come with the head
+                    self.loop.call_soon(exchange.refuse_by_head)
                 return
         self._exchange = None
         try:
@@ -374,6 +376,8 @@ class Protocol(HttpToolsProtocol):
         self._body_left = 0
         self._steps += 1
         self._ends += 1
+        if self._raw.is_closing():  # there is nothing left to wait for
+            self._raw.close()
         if self._failure is not None:
             return
         if self._exchange is not None:
@@ -413,7 +417,7 @@ class Protocol(HttpToolsProtocol):
         else:
             transport.writelines((head, reply.body))
         if is_last:
-            transport.close()
+            self._close()
         self.on_response_complete()
         self.poller.attend()
 
@@ -443,12 +447,21 @@ class Protocol(HttpToolsProtocol):
         whole = [cycle for cycle in self._cycles if not cycle.response_complete and not cycle.more_body]
         if whole:
             whole[-1].keep_alive = False
-        elif self._exchange is not None and self._exchange.more_body:
+        elif self._exchange is not None and self._exchange.more_body and not self._exchange.response_complete:
             self._exchange.refuse(DrainingError("the server is stopping; send the request to another one"))
-        elif self.cycle is not None and self.cycle.more_body and not self.cycle.response_started:
-            self._raw.close()
+        elif self.cycle is not None and not self.cycle.response_complete and not self.cycle.response_started:
+            self._raw.close()  # its body is still to come
         else:
             super().shutdown()
+
+    def _close(self) -> None:
+        """Close the connection, at once unless the client may still be sending a request."""
+        if self._is_receiving and not self._raw.is_closing():
+            lingering = Lingering(self._raw, self.loop, self)
+            self._joining.end(lingering)
+            self._raw = cast("asyncio.Transport", lingering)
+        else:
+            self._raw.close()
 
     def _refuse(self, sentence: str) -> None:
         """Answer bytes that are no request with 400, after the whole requests before them; close the connection."""

@@ -365,6 +365,96 @@ def test_a_client_that_leaves_in_a_body_of_the_app_leaves_no_traceback(server: R
     assert "Traceback" not in server.output
 
 
+REFUSED_BY_HEAD = {
+    "key": (401, ("x-api-key: wrong",)),
+    "type": (415, ("x-api-key: right", "content-type: text/plain")),
+    "encoding": (415, ("x-api-key: right", "content-encoding: br")),
+}
+
+
+def head_of(target: str, length: str, *headers: str) -> bytes:
+    return "\r\n".join([f"POST {target} HTTP/1.1", "host: x", length, *headers]).encode() + b"\r\n\r\n"
+
+
+def next_reply(connection: socket.socket) -> bytes:
+    """One reply, whole, and nothing behind it."""
+    reply = b""
+    while b"\r\n\r\n" not in reply:
+        data = connection.recv(65536)
+        assert data, reply
+        reply += data
+    head, _, body = reply.partition(b"\r\n\r\n")
+    length = int(head.split(b"content-length: ")[1].split()[0])
+    while len(body) < length:
+        body += connection.recv(65536)
+    assert len(body) == length
+    return head + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("target", ["/predict", "/predict?x=1", "/compare"])
+@pytest.mark.parametrize(("status", "headers"), REFUSED_BY_HEAD.values(), ids=REFUSED_BY_HEAD)
+@pytest.mark.parametrize("is_chunked", [False, True], ids=["length", "chunked"])
+def test_a_request_that_its_head_refuses_is_refused_before_its_body_comes_and_the_next_one_is_read(
+    lend: Start, target: str, status: int, headers: tuple[str, ...], is_chunked: bool
+) -> None:
+    server = lend(MLP_API_KEY="right")
+    before = server.metric("mlp_requests_total", status=str(status))
+    length = "transfer-encoding: chunked" if is_chunked else "content-length: 100000"
+    body = b"186a0\r\n%b\r\n0\r\n\r\n" % bytes(100_000) if is_chunked else bytes(100_000)
+    good = json.dumps({"inputs": [0.5] * 8}).encode()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        for count in (1, 2):
+            connection.sendall(head_of(target, length, *headers))
+            reply = next_reply(connection)
+            assert parsed(reply)[0] == status
+            assert b"connection: close" not in reply
+            connection.sendall(body)
+            connection.sendall(request("/predict", good, "x-api-key: right"))
+            assert parsed(next_reply(connection))[0] == 200
+            if target != "/compare" or status != 401:
+                assert server.metric("mlp_requests_total", status=str(status)) == before + count
+
+
+@pytest.mark.parametrize("target", ["/predict", "/predict?x=1", "/compare"])
+@pytest.mark.parametrize(("status", "headers"), REFUSED_BY_HEAD.values(), ids=REFUSED_BY_HEAD)
+@pytest.mark.parametrize("last", [CLOSE, "expect: 100-continue"])
+def test_a_refusal_that_ends_the_connection_comes_at_once_and_no_reset_takes_it_from_who_sends_on(
+    lend: Start, target: str, status: int, headers: tuple[str, ...], last: str
+) -> None:
+    server = lend(MLP_API_KEY="right")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head_of(target, "content-length: 100000", last, *headers))
+        reply = next_reply(connection)
+        assert (parsed(reply)[0], reply.count(b"connection: close")) == (status, 1)
+        assert b" 100 " not in reply
+        for _ in range(10):
+            connection.sendall(bytes(10_000))
+            time.sleep(0.01)  # for a reset to arrive, if there is one
+        assert connection.recv(65536) == b""
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_comes(server: RunningServer) -> None:
+    for target in ("/predict", "/predict?x=1"):
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(head_of(target, "content-length: 100000000"))
+            assert parsed(next_reply(connection))[0] == 413
+            for _ in range(100):
+                connection.sendall(bytes(1_000_000))
+            assert connection.recv(65536) == b""
+
+
+def test_a_refused_request_whose_body_never_comes_does_not_keep_the_server_from_its_end(
+    start: Start, tiny_model: Path
+) -> None:
+    server = start("--model", str(tiny_model), *EAGER).wait_ready()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head_of("/predict", "content-length: 100", "content-type: text/plain"))
+        assert parsed(next_reply(connection))[0] == 415
+        assert server.stop() == 0
+        assert connection.recv(65536) == b""
+    assert "Traceback" not in server.output
+
+
 @pytest.mark.parametrize("target", ["/nope", "/predict"])
 def test_a_body_that_was_announced_and_not_wanted_ends_the_connection(server: RunningServer, target: str) -> None:
     head = f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-type: text/plain\r\n"
