@@ -45,6 +45,19 @@ export class Backends {
     }
   }
 
+  async #putBack(name) {
+    try {
+      const body = { put_back: [name] };
+      const { document: found } = await callJson("backend", { method: "PUT", body, limit_ms: LIMIT_MS });
+      this.#show(found);
+      say(at("default-outcome"), `Put ${name} back: ${sentence(found)}`);
+      // The focus went with the button.
+      if (document.activeElement === document.body) at("backends-title").focus();
+    } catch (error) {
+      say(at("default-outcome"), told(error), true);
+    }
+  }
+
   #show(found) {
     const text = JSON.stringify(found);
     if (text === this.#shown) return; // nothing moves under a reader, or a pointer
@@ -58,7 +71,7 @@ export class Backends {
           heading(name === found.default ? `${name} (default)` : name),
           cell(state.implementation ?? "none"),
           cell(element("span", { class: `state ${state.state === "ready" ? "good" : "bad"}` }, state.state)),
-          cell(remarks(state, found.canary?.[name]), { class: "words" }),
+          this.#remarks(name, state, found.canary?.[name]),
         ),
       ),
     );
@@ -69,12 +82,18 @@ export class Backends {
     const first = ["", `the default, ${found.default ?? "which none is yet"}`];
     options(at("backend"), [first, ...named, ["*", "all, side by side"]]);
   }
-}
 
-function remarks(state, share) {
-  const out = state.taken_out_at ? `taken out at ${state.taken_out_at}; to make it the default puts it back` : null;
-  const canary = share ? `canary: takes ${number(100 * share)}% of the requests that name no backend` : null;
-  return [state.reason, out, canary, state.note].filter(Boolean).join("; ");
+  #remarks(name, state, share) {
+    const takes = state.state === "ready" ? "takes" : "takes, once it is ready,";
+    const canary = share ? `canary: ${takes} ${number(100 * share)}% of the requests that name no backend` : null;
+    const made = cell([state.reason, canary, state.note].filter(Boolean).join("; "), { class: "words" });
+    if (state.taken_out_at) {
+      const button = element("button", { type: "button", class: "put-back" }, `Put ${name} back`);
+      button.addEventListener("click", () => this.#putBack(name));
+      made.append(" ", button);
+    }
+    return made;
+  }
 }
 
 function sentence(found) {

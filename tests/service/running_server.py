@@ -238,6 +238,34 @@ class HeldServer(RunningServer):
     program = ("-m", "tests.service.held_server")
 
 
+class PlantedServer(RunningServer):
+    """A server whose fused backend is made faulty by what stands in a file."""
+
+    program = ("-m", "tests.service.rollout.planted_server")
+
+    def __init__(self, directory: Path, *arguments: str) -> None:
+        self._plant = directory / "planted"
+        super().__init__(directory / "server.log", *arguments, PLANTED=str(self._plant))
+
+    def plant(self, fault: str) -> None:
+        """Make it faulty at once; "" heals it."""
+        self._plant.with_suffix(".new").write_text(fault)
+        self._plant.with_suffix(".new").rename(self._plant)
+
+    def state(self) -> dict[str, str]:
+        """What `GET /backend` says of fused, from a connection of its own."""
+        state: dict[str, str] = self.get("/backend").json()["backends"]["fused"]
+        return state
+
+    def put_back(self, default: str = "fused") -> httpx.Response:
+        """Put fused back once each answer has its shadow: one that is pending by then cannot take it out again."""
+        self.wait_until(lambda: self.metric("mlp_inflight_requests") == 0)
+        return self.put("/backend", json={"default": default})
+
+    def fallbacks(self, reason: str) -> float:
+        return self.metric("mlp_backend_fallbacks_total", backend="fused", reason=reason)
+
+
 def talk(port: int, *pieces: bytes, pause_s: float = 0.0) -> bytes:
     """Send bytes over a connection of their own and return all that comes until the server closes it.
 

@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 from service import page
 from tests.browser import FAINT, NEEDS_CHROMIUM, WAIT_S, Browser
-from tests.service.running_server import RunningServer, Start
+from tests.service.running_server import PlantedServer, RunningServer, Start
 
 pytestmark = pytest.mark.slow  # real servers
 
@@ -339,6 +339,48 @@ def test_the_default_backend_is_switched(shown: Browser, client: httpx.Client) -
             assert send_sample(shown).startswith(f"{default} (")
     finally:
         client.put("/backend", json={"default": "auto"})
+
+
+@NEEDS_CHROMIUM
+def test_a_backend_that_was_taken_out_is_put_back_by_its_button_as_the_canary_that_it_was(
+    browser: Browser, tmp_path: Path, tiny_model: Path
+) -> None:
+    flags = ("--model", str(tiny_model), "--backends", "eager,fused", "--default-backend", "eager")
+    server = PlantedServer(tmp_path, *flags, "--canary", "fused=0.25")
+    try:
+        opened(browser, server.wait_ready())
+        assert browser.evaluate("return document.querySelectorAll('.put-back').length") == 0
+        server.plant("fault")
+        assert server.post("/predict/fused", json={"inputs": [0.5] * 8}).status_code == 500
+        browser.wait("document.querySelector('.put-back')")
+        fused = table(browser, "State of each backend")[2]
+        assert fused[2] == "unavailable"
+        assert "an illegal memory access" in fused[3]
+        assert "; canary: takes, once it is ready, 25% of the requests that name no backend" in fused[3]
+        assert fused[3].endswith(" Put fused back")
+        assert browser.violations() == []
+        server.plant("")
+        browser.evaluate("document.querySelector('.put-back').focus()")
+        press(browser, Keys.ENTER)
+        browser.wait(f"{TEXT}.startsWith('Put fused back: requests that name none go to eager')", "default-outcome")
+        assert table(browser, "State of each backend")[2][1:3] == ["onednn", "ready"]
+        assert focused(browser) == "backends-title"
+        told = server.get("/backend").json()
+        assert (told["default"], told["canary"], told["backends"]["fused"]["state"]) == (
+            "eager",
+            {"fused": 0.25},
+            "ready",
+        )
+
+        server.plant("fault")
+        assert server.post("/predict/fused", json={"inputs": [0.5] * 8}).status_code == 500
+        browser.wait("document.querySelector('.put-back')")
+        button = browser.driver.find_element(By.CSS_SELECTOR, ".put-back")
+        server.stop()
+        button.click()
+        browser.wait(f"{TEXT}.startsWith('the server does not answer')", "default-outcome")
+    finally:
+        server.end()
 
 
 @NEEDS_CHROMIUM

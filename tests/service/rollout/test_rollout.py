@@ -12,41 +12,13 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from tests.service.running_server import RunningServer
+from tests.service.running_server import PlantedServer
 
 pytestmark = pytest.mark.slow  # real servers
 
 ROWS = [[float((value * 7 + row) % 17) for value in range(64)] for row in range(2)]
 CALLERS = ("/predict", "/predict", "/predict", "/predict/fused")
 CALLS_A_CONNECTION = 10  # so that both HTTP processes answer each caller
-
-
-class PlantedServer(RunningServer):
-    """A server whose fused backend is made faulty by what stands in a file."""
-
-    program = ("-m", "tests.service.rollout.planted_server")
-
-    def __init__(self, directory: Path, *arguments: str) -> None:
-        self._plant = directory / "planted"
-        super().__init__(directory / "server.log", *arguments, PLANTED=str(self._plant))
-
-    def plant(self, fault: str) -> None:
-        """Make it faulty at once; "" heals it."""
-        self._plant.with_suffix(".new").write_text(fault)
-        self._plant.with_suffix(".new").rename(self._plant)
-
-    def state(self) -> dict[str, str]:
-        """What `GET /backend` says of fused, from a connection of its own."""
-        state: dict[str, str] = self.get("/backend").json()["backends"]["fused"]
-        return state
-
-    def put_back(self, default: str = "fused") -> httpx.Response:
-        """Put fused back once each answer has its shadow: one that is pending by then cannot take it out again."""
-        self.wait_until(lambda: self.metric("mlp_inflight_requests") == 0)
-        return self.put("/backend", json={"default": default})
-
-    def fallbacks(self, reason: str) -> float:
-        return self.metric("mlp_backend_fallbacks_total", backend="fused", reason=reason)
 
 
 class Call(NamedTuple):
