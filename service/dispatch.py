@@ -25,7 +25,8 @@ class Ticket:
 
     __slots__ = ("_link", "_metrics", "_request_id")
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics | None) -> None:
+        """`metrics` counts it if it is abandoned."""
         self._link: WorkerLink | None = None
         self._request_id = 0
         self._metrics = metrics
@@ -46,7 +47,7 @@ class Ticket:
             Whether it was still outstanding.
         """
         is_abandoned = self._link is not None and self._link.abandon(self._request_id)
-        if is_abandoned:
+        if is_abandoned and self._metrics is not None:
             self._metrics.abandoned()
         return is_abandoned
 
@@ -73,7 +74,8 @@ class Dispatcher:
 
     def _tell_load(self) -> None:
         rows, counted_rows = self.pool.in_flight
-        self._metrics.in_flight(rows, self.pool.unanswered, counted_rows, self._admission.max_rows)
+        limit_rows = self._admission.max_rows
+        self._metrics.in_flight(rows, self.pool.unanswered, self.pool.profiles, counted_rows, limit_rows)
 
     def submit(
         self,
@@ -141,6 +143,6 @@ class Dispatcher:
             raise DrainingError(DRAINING)
         number = self.backends.require_available(backend)
         link = self.pool.least_loaded()
-        ticket = Ticket(self._metrics)
+        ticket = Ticket(None)  # what is counted are inference requests
         ticket.move(link, link.profile(rows, number, trace, self.timeout_s, deliver))
         return ticket

@@ -47,6 +47,7 @@ class _Pending:
     rows: int
     deadline_ns: int
     timeout_s: float
+    is_inference: bool = True
     is_shadow: bool = False
 
 
@@ -81,7 +82,8 @@ class WorkerLink(asyncio.Protocol):
         self._admission = admission
         self._counted_rows = admission.counted_rows
         self.shadows = 0  # likewise
-        self.unanswered = 0  # requests whose caller waits, shadows aside: a hung worker holds others too
+        self.unanswered = 0  # inference requests whose caller waits: a hung worker holds others too
+        self.profiles = 0  # whose caller waits
         self._loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[None] = self._loop.create_future()
         self._pending: dict[int, _Pending] = {}
@@ -140,14 +142,17 @@ class WorkerLink(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + int(timeout_s * 1e9)
         self._send(header(kind, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
-        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s, kind == Kind.SHADOW))
+        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s, False, kind == Kind.SHADOW))
         return request_id
 
     def _await(self, request_id: int, pending: _Pending) -> None:
         if not self._pending:
             self._quiet_since_ns = time.monotonic_ns()
         self._pending[request_id] = pending
-        self.unanswered += not pending.is_shadow
+        if pending.is_inference:
+            self.unanswered += 1
+        else:
+            self.profiles += not pending.is_shadow
         if pending.deadline_ns < self._alarm_ns:
             self._set_alarm(pending.deadline_ns)
 
@@ -161,7 +166,10 @@ class WorkerLink(asyncio.Protocol):
         if pending is None or pending.deliver is None:
             return False
         pending.deliver = None
-        self.unanswered -= not pending.is_shadow
+        if pending.is_inference:
+            self.unanswered -= 1
+        else:
+            self.profiles -= not pending.is_shadow
         self._send(header(Kind.CANCEL, request_id, 0))
         self._on_load()
         return True
@@ -176,7 +184,10 @@ class WorkerLink(asyncio.Protocol):
         """Deliver an outcome, unless that has happened; a delivery that fails does not affect the others."""
         if pending.deliver is not None:
             deliver, pending.deliver = pending.deliver, None
-            self.unanswered -= not pending.is_shadow
+            if pending.is_inference:
+                self.unanswered -= 1
+            else:
+                self.profiles -= not pending.is_shadow
             try:
                 deliver(outcome)
             except Exception:

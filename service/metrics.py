@@ -80,6 +80,7 @@ class Metrics(Collector):
         self._queue_counted_rows = stretch(1)
         self._queue_limit_rows = stretch(1)
         self._in_flight = stretch(1)
+        self._profiles = stretch(1)
         self._abandoned = stretch(1)
         self._fallbacks = stretch(len(backends) * len(FALLBACK_REASONS))
         self._histograms = {(h.name, b): stretch(h.words) for h in HISTOGRAMS for b in range(len(backends))}
@@ -138,14 +139,15 @@ class Metrics(Collector):
         place = self._backend_index[backend] * len(FALLBACK_REASONS) + FALLBACK_REASONS.index(reason)
         self._view[self._base + self._fallbacks + place] += 1
 
-    def in_flight(self, rows: int, requests: int, counted_rows: int, limit_rows: int) -> None:
-        """Set what the workers hold for this process, how many callers wait, how much counts as queued, and the bound.
+    def in_flight(self, rows: int, requests: int, profiles: int, counted_rows: int, limit_rows: int) -> None:
+        """Set what the workers hold for this process, who waits for it, how much counts as queued, and the bound.
 
-        All but `requests`, the number of waiting callers, are rows.
+        `requests` and `profiles` are the numbers of waiting callers; all else are rows.
         """
         view, base = self._view, self._base
         view[base + self._queue_rows] = rows
         view[base + self._in_flight] = requests
+        view[base + self._profiles] = profiles
         view[base + self._queue_counted_rows] = counted_rows
         view[base + self._queue_limit_rows] = limit_rows
 
@@ -172,7 +174,9 @@ class Metrics(Collector):
             rejected.add_metric((code,), self._total(self._rejected + index))
         yield rejected
         yield CounterMetricFamily(
-            "mlp_abandoned", "Requests whose caller went away before the answer.", self._total(self._abandoned)
+            "mlp_abandoned",
+            "Inference requests whose caller went away before the answer.",
+            self._total(self._abandoned),
         )
         yield GaugeMetricFamily(
             "mlp_queue_rows",
@@ -191,8 +195,11 @@ class Metrics(Collector):
         )
         yield GaugeMetricFamily(
             "mlp_inflight_requests",
-            "Requests accepted whose callers wait for their answer.",
+            "Inference requests accepted whose callers wait for their answer.",
             self._total(self._in_flight),
+        )
+        yield GaugeMetricFamily(
+            "mlp_inflight_profiles", "Profiles whose callers wait for them.", self._total(self._profiles)
         )
         yield CounterMetricFamily("mlp_worker_restarts", "Workers started anew after they ended.", self._view[0])
         fallbacks = CounterMetricFamily(

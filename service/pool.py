@@ -121,8 +121,13 @@ class WorkerPool:
 
     @property
     def unanswered(self) -> int:
-        """Requests accepted by this process whose callers wait; shadows have none."""
+        """Inference requests accepted by this process whose callers wait."""
         return sum(link.unanswered for link in self._links if link)
+
+    @property
+    def profiles(self) -> int:
+        """Profiles asked of the workers by this process whose callers wait."""
+        return sum(link.profiles for link in self._links if link)
 
     @property
     def shadows(self) -> int:

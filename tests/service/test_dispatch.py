@@ -3,6 +3,7 @@
 import asyncio
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +104,20 @@ async def test_without_a_worker_nothing_is_admitted_nor_run_again() -> None:
             send(request, "eager", time.monotonic_ns(), outcomes.append, Ticket(far.metrics))
     assert not far.dispatcher.shadow(ROWS, outcomes.append)
     assert far.dispatcher.backends.states["eager"].state == "starting"
+
+
+@looped
+async def test_a_profile_is_no_inference_request_in_any_count() -> None:
+    far = FarWorker()
+    tickets = [far.dispatcher.profile(4, "fused", Path("trace.json"), lambda _: None) for _ in range(2)]
+    counted = ("mlp_inflight_profiles", "mlp_inflight_requests", "mlp_queue_rows", "mlp_abandoned_total")
+    await far.sent()
+    assert [far.metric(name) for name in counted] == [2, 0, 0, 0]
+    assert tickets[0].abandon()
+    await far.sent()
+    assert [far.metric(name) for name in counted] == [1, 0, 0, 0]
+    far.link.connection_lost(None)
+    assert [far.metric(name) for name in counted] == [0, 0, 0, 0]
 
 
 @looped

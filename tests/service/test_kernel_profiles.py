@@ -80,7 +80,7 @@ def test_one_profile_runs_at_a_time_and_traces_are_few_whichever_process_answers
 
     def is_refused() -> bool:
         """Once the worker, which is stopped, owes one process a profile."""
-        if server.metric("mlp_inflight_requests"):
+        if server.metric("mlp_inflight_profiles"):
             refused.extend(ask() for _ in range(8))  # a connection each, so that both processes answer some
         return bool(refused)
 
@@ -126,7 +126,7 @@ def test_what_profiles_left_is_removed_too_where_the_next_ones_caller_leaves(pla
     with server.stopped("worker"):
         with socket.create_connection(("127.0.0.1", server.port)) as leaving:
             leaving.sendall(b"POST /profile HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}")
-            server.wait_until(lambda: server.metric("mlp_inflight_requests") == 1)
+            server.wait_until(lambda: server.metric("mlp_inflight_profiles") == 1)
         server.wait_until(lambda: len(list(traces.iterdir())) <= MAX_TRACES)
 
 
@@ -146,7 +146,7 @@ def test_a_profile_needs_the_key_and_ends_with_its_worker(start: Start, tiny_mod
     with httpx.Client(base_url=server.url, headers={"x-api-key": "secret"}, timeout=60) as client:
 
         def in_flight() -> bool:
-            return "\nmlp_inflight_requests 1.0" in client.get("/metrics").text
+            return "\nmlp_inflight_profiles 1.0" in client.get("/metrics").text
 
         replies: list[httpx.Response] = []
         asking = threading.Thread(target=lambda: replies.append(client.post("/profile", json={})))

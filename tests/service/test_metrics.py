@@ -32,6 +32,7 @@ def test_every_metric_is_there_before_anything_happened() -> None:
         "mlp_queue_counted_rows",
         "mlp_queue_limit_rows",
         "mlp_inflight_requests",
+        "mlp_inflight_profiles",
         "mlp_rejected_total",
         "mlp_worker_restarts_total",
         "mlp_shadow_drift_bucket",
@@ -90,7 +91,7 @@ def test_what_forked_processes_count_is_added_up() -> None:
             metrics.claim(process)
             for _ in range(1000):
                 metrics.answered("eager", 0.001, 0.001, 0.001, process + 1)
-            metrics.in_flight(process, 1, 10 * process, 100)
+            metrics.in_flight(process, 1, 2, 10 * process, 100)
             os._exit(0)
         os.waitpid(child, 0)
     metrics.worker_restarted()
@@ -98,6 +99,7 @@ def test_what_forked_processes_count_is_added_up() -> None:
     assert value(text, "mlp_requests_total", backend="eager", status="200") == 3000
     assert value(text, "mlp_batch_rows_sum", backend="eager") == 6000
     assert (value(text, "mlp_queue_rows"), value(text, "mlp_inflight_requests")) == (3, 3)
+    assert value(text, "mlp_inflight_profiles") == 6
     assert (value(text, "mlp_queue_counted_rows"), value(text, "mlp_queue_limit_rows")) == (30, 300)
     assert value(text, "mlp_worker_restarts_total") == 1
 
