@@ -15,8 +15,8 @@ from starlette.requests import ClientDisconnect, Request
 from models.errors import BackendUnavailableError, MLPError
 from service import schemas
 from service.backends import REFERENCE
+from service.body import json_body
 from service.dispatch import Dispatcher
-from service.encoding import decoded, require_known
 from service.errors import (
     STATUS,
     DeadlineExceededError,
@@ -75,10 +75,7 @@ class Comparison:
         return json_content(self._document(asked, names, runs))
 
     async def _read(self, request: Request) -> tuple[InferenceRequest, tuple[str, ...]]:
-        schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
-        encoding = request.headers.get("content-encoding", "").encode("latin-1")
-        require_known(encoding)
-        body = decoded(await request.body(), encoding, self._options.max_body_bytes)
+        body = await json_body(request, self._options.max_body_bytes)
         states = self._dispatcher.backends.states
         asked, names = schemas.parse_compare(body, self._options.width_in, self._options.max_request_rows)
         self._dispatcher.backends.require_known(names or (), "backends")

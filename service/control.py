@@ -8,6 +8,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from models.config import ModelConfig
 from service import openinference
+from service.body import json_body
 from service.comparison import Comparison
 from service.dispatch import Dispatcher
 from service.errors import DrainingError, NotFoundError, NotReadyError
@@ -19,7 +20,6 @@ from service.schemas import (
     CompareReply,
     ProfileReply,
     parse_json,
-    require_json,
     shortened,
     validate,
 )
@@ -41,6 +41,7 @@ def add_routes(
     metrics: Metrics,
     comparison: Comparison,
     profiles: KernelProfiles,
+    max_body_bytes: int,
 ) -> None:
     """Register the routes; their errors propagate to `service.http`, which gives them their form."""
 
@@ -112,8 +113,7 @@ def add_routes(
 
         A backend that was taken out is put back by making it the default, or by naming it in `put_back`.
         """
-        require_json(request.headers.get("content-type", "").encode("latin-1"))
-        body = validate(BackendBody, parse_json(await request.body()))
+        body = validate(BackendBody, parse_json(await json_body(request, max_body_bytes)))
         body.require_any()
         backends, returning = dispatcher.backends, body.put_back or []
         backends.require_returns(returning)

@@ -49,17 +49,19 @@ class Front:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
             require_plain_transfer(headers)
+            limit = self._inference.options.max_body_bytes
             if operation is None:
                 inner = {**scope, "headers": list(headers.items()), REQUEST_ID: request_id}
                 if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out
                     inner["method"] = "GET"
-                await self._app(inner, bounded(receive, self._inference.options.max_body_bytes), response.forward)
+                await self._app(inner, bounded(receive, headers, limit), response.forward)
                 response.raise_for_held(inner)
                 return
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{clipped(path)}: expected POST, got {scope['method']}", "POST")
             operation.check(headers)
-            body = await self._body(headers, receive)
+            require_length(headers, limit)
+            body = await self._body(receive)
             response.is_unread = False
             await response.send(await self._run(operation, headers, body, request_id, started_ns, receive))
         except (Disconnected, ClientDisconnect):
@@ -102,7 +104,7 @@ class Front:
             self._inference.abandon(ticket, operation, headers, request_id, started_ns)
         raise Disconnected
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes | bytearray:
+    async def _body(self, receive: Receive) -> bytes | bytearray:
         """Read a body, within the bound.
 
         Raises:
@@ -110,9 +112,6 @@ class Front:
             Disconnected: the client went away.
         """
         limit = self._inference.options.max_body_bytes
-        declared = declared_length(headers)
-        if declared > limit:
-            raise TooLargeError(f"expected a body of at most {limit} bytes, got {declared}")
         body = bytearray()
         while True:
             message = await receive()
@@ -141,12 +140,24 @@ def require_plain_transfer(headers: Headers) -> None:
         )
 
 
-def bounded(receive: Receive, max_bytes: int) -> Receive:
-    """Wrap `receive`, so that no route reads more of a body than the bound."""
+def require_length(headers: Headers, limit: int) -> None:
+    """Refuse a body by its announced length.
+
+    Raises:
+        TooLargeError: it is longer than `limit` bytes.
+    """
+    declared = declared_length(headers)
+    if declared > limit:
+        raise TooLargeError(f"expected a body of at most {limit} bytes, got {declared}")
+
+
+def bounded(receive: Receive, headers: Headers, max_bytes: int) -> Receive:
+    """Wrap `receive`, so that no route reads more of a body than the bound, nor any of one that announces more."""
     received = 0
 
     async def bounded_receive() -> Message:
         nonlocal received
+        require_length(headers, max_bytes)
         message = await receive()
         received += len(message.get("body", b""))
         if received > max_bytes:

@@ -15,6 +15,7 @@ import orjson
 from starlette.requests import Request
 
 from service import schemas
+from service.body import json_body
 from service.dispatch import Dispatcher
 from service.errors import NotFoundError, OverloadedError, TooLargeError
 from service.outcome import departure, outcome_of
@@ -32,11 +33,12 @@ log = logging.getLogger(__name__)
 class KernelProfiles:
     """Makes profiles in one HTTP process; the traces are those of all processes."""
 
-    def __init__(self, dispatcher: Dispatcher, directory: Path, max_rows: int) -> None:
+    def __init__(self, dispatcher: Dispatcher, directory: Path, max_rows: int, max_body_bytes: int) -> None:
         """`directory` is this server's own, the same for each process; `max_rows` are what a batch may have."""
         self._dispatcher = dispatcher
         self._directory = directory
         self._max_rows = max_rows
+        self._max_body_bytes = max_body_bytes
 
     async def answer(self, request: Request) -> Content:
         """Read a body, have the profile made, and write the reply.
@@ -48,8 +50,7 @@ class KernelProfiles:
             MLPError: as for inference, if no worker is up, or the backend does not serve.
             ClientDisconnect: the caller has gone.
         """
-        schemas.require_json(request.headers.get("content-type", "").encode("latin-1"))
-        body = schemas.validate(ProfileBody, schemas.parse_json(await request.body()))
+        body = schemas.validate(ProfileBody, schemas.parse_json(await json_body(request, self._max_body_bytes)))
         rows = min(USUAL_ROWS, self._max_rows) if body.rows is None else body.rows
         if rows > self._max_rows:
             raise TooLargeError(f"rows: expected at most {self._max_rows}, as many as a batch may have, got {rows}")

@@ -37,7 +37,8 @@ UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 HOST = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
 NO_REQUEST = "expected an HTTP/1.1 request, got bytes that are none; send plain HTTP/1.1 to this port, without TLS"
 BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
+    b"x-request-id: %b\r\n\r\n%b"
 )
 log = logging.getLogger(__name__)
 
@@ -509,7 +510,7 @@ def require_host(lines: Sequence[tuple[bytes, bytes]], version: str) -> None:
 def refusal(sentence: str) -> bytes:
     """Return the reply to bytes that are no request."""
     body = orjson.dumps({"error": sentence, "code": "bad_request"})
-    return BAD_REQUEST % (len(body), body)
+    return BAD_REQUEST % (len(body), request_id_of({}), body)
 
 
 def protocol(inference: Inference, settings: Settings) -> type[Protocol]:

@@ -133,7 +133,8 @@ class Server:
             config,
             self.metrics,
             Comparison(dispatcher, options, self.metrics, guard),
-            KernelProfiles(dispatcher, traces, settings.batch_rows(self.device)),
+            KernelProfiles(dispatcher, traces, settings.batch_rows(self.device), options.max_body_bytes),
+            options.max_body_bytes,
         )
         add_page(app, self._model_reply())
         describe(app, NAME, VERSION, settings.api_key is not None)

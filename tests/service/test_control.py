@@ -1,5 +1,6 @@
 """The routes beside `/predict`, over a real port."""
 
+import gzip
 import json
 import re
 import threading
@@ -241,3 +242,24 @@ def test_the_docs_page_needs_no_other_host(client: httpx.Client) -> None:
     assert client.get("/redoc").status_code == 404
     missing = client.get("/docs/..%2fcore.py")
     assert (missing.status_code, missing.json()["code"]) == (404, "not_found")
+
+
+BODIES: dict[str, tuple[str, str, Any]] = {
+    "backend": ("PUT", "/backend", {"canary": {}}),
+    "compare": ("POST", "/compare", {"inputs": ROW}),
+    "profile": ("POST", "/profile", {"rows": 1}),
+}
+
+
+@pytest.mark.parametrize(("method", "path", "body"), BODIES.values(), ids=BODIES)
+def test_every_body_may_be_packed_and_no_other_encoding_is_read_as_none(
+    client: httpx.Client, method: str, path: str, body: Any
+) -> None:
+    for encoding, content, status in (
+        ("gzip", gzip.compress(json.dumps(body).encode()), 200),
+        ("br", json.dumps(body).encode(), 415),
+        ("gzip", gzip.compress(bytes(50 << 20)), 413),
+    ):
+        headers = {"content-type": "application/json", "content-encoding": encoding}
+        reply = client.request(method, path, content=content, headers=headers)
+        assert reply.status_code == status, reply.text

@@ -191,6 +191,7 @@ def test_what_is_no_request_is_refused_in_a_whole_sentence(server: RunningServer
     status, document = parsed(reply[reply.rindex(b"HTTP/1.1 4") :])
     assert (status, document["code"]) == (400, "bad_request")
     assert re.fullmatch(sentence, document["error"])
+    assert re.search(rb"\r\nx-request-id: [0-9a-f]{16}\r\n\r\n{", reply)
 
 
 def test_a_slow_answer_is_no_idle_connection(lend: Start) -> None:
@@ -434,7 +435,7 @@ def test_a_refusal_that_ends_the_connection_comes_at_once_and_no_reset_takes_it_
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_comes(server: RunningServer) -> None:
-    for target in ("/predict", "/predict?x=1"):
+    for target in ("/predict", "/predict?x=1", "/compare"):
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head_of(target, "content-length: 100000000"))
             assert parsed(next_reply(connection))[0] == 413
