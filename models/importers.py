@@ -151,21 +151,6 @@ class Checkpoint:
         return layout
 
 
-def read_huggingface(
-    source: Path,
-    name: str,
-    layers: tuple[int | None, int | None] = (None, None),
-    progress: Callable[[int, int], None] | None = None,
-) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Read a `Checkpoint` whole: its config and its tensors, ready for ``ModelConfig.save`` and ``weights.save``.
-
-    Raises:
-        ImportSourceError, ConfigError: as `Checkpoint`.
-    """
-    checkpoint = Checkpoint(source, name, layers)
-    return checkpoint.config, dict(checkpoint.tensors(progress))
-
-
 def _json(path: Path, missing: str) -> dict[str, Any]:
     data = parsed_json(bounded_text(path, ImportSourceError, missing), str(path), ImportSourceError)
     if not isinstance(data, dict):

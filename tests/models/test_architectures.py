@@ -17,7 +17,8 @@ from models import mlp, weights
 from models.__main__ import main
 from models.architectures import ACTIVATIONS, ARCHITECTURES
 from models.engine import load_engine
-from models.importers import Checkpoint, read_huggingface
+from models.importers import Checkpoint
+from tests.models.imported import imported
 from tests.models.test_transformers import swap
 
 DIM, HIDDEN, LAYERS, ROWS = 24, 40, 3, 17
@@ -155,7 +156,7 @@ def fault(name: str, dtype: str, directory: Path, changed: Callable[[dict[str, T
     """Apply the rule to what is imported, the model in `dtype` being eager and in float64 exact."""
     case = CASES[name]
     model = made(case, getattr(torch, dtype))
-    config, tensors = read_huggingface(write(case, model, directory / "source"), "imported")
+    config, tensors = imported(write(case, model, directory / "source"), "imported")
     changed(tensors)
     config.save(directory)
     weights.save(directory, tensors)
@@ -213,10 +214,10 @@ def test_bfloat16_checkpoints_compute_what_transformers_does(name: str, tmp_path
 def test_shards_hold_what_one_file_does(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     model = made(case)
-    config, tensors = read_huggingface(write(case, model, tmp_path / "single"), "m")
+    config, tensors = imported(write(case, model, tmp_path / "single"), "m")
     sharded = write(case, model, tmp_path / "sharded", max_shard_size="12KB")
     assert len(list(sharded.glob("*.safetensors"))) > 1
-    found, others = read_huggingface(sharded, "m")
+    found, others = imported(sharded, "m")
     assert found == config
     assert list(others) == list(tensors)
     assert all(torch.equal(others[it], tensor) for it, tensor in tensors.items())
@@ -225,8 +226,8 @@ def test_shards_hold_what_one_file_does(name: str, tmp_path: Path) -> None:
 def test_a_range_of_layers_is_picked_from_shards(tmp_path: Path) -> None:
     case = CASES["phi3"]
     source = write(case, made(case), tmp_path, max_shard_size="12KB")
-    _, whole = read_huggingface(source, "m")
-    config, part = read_huggingface(source, "m", (1, 3))
+    _, whole = imported(source, "m")
+    config, part = imported(source, "m", (1, 3))
     assert config.depth == 2
     for name, tensor in part.items():
         _, block, rest = name.split(".", 2)
@@ -236,7 +237,7 @@ def test_a_range_of_layers_is_picked_from_shards(tmp_path: Path) -> None:
 def test_a_norm_that_counts_from_one_is_kept_in_float32(tmp_path: Path) -> None:
     case = CASES["gemma2"]
     model = made(case, torch.bfloat16)
-    _, tensors = read_huggingface(write(case, model, tmp_path), "m")
+    _, tensors = imported(write(case, model, tmp_path), "m")
     stored = model.model.layers[1].pre_feedforward_layernorm.weight
     assert torch.equal(tensors["blocks.1.pre_norm.weight"], stored.float() + 1)
     assert tensors["blocks.1.ffn.up.weight"].dtype == torch.bfloat16

@@ -17,7 +17,8 @@ from torch import Tensor
 from models import weights
 from models.engine import load_engine
 from models.errors import ConfigError, ImportSourceError
-from models.importers import Checkpoint, read_huggingface
+from models.importers import Checkpoint
+from tests.models.imported import imported
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -66,14 +67,14 @@ def source(tmp_path: Path) -> Source:
 
 def refusal(source: Path, layers: tuple[int | None, int | None] = (None, None)) -> str:
     with pytest.raises(ImportSourceError) as caught:
-        read_huggingface(source, "m", layers)
+        imported(source, "m", layers)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 700
     return str(caught.value)
 
 
 def test_the_config_says_what_a_bert_block_is(source: Source) -> None:
-    config, tensors = read_huggingface(source(), "mine")
+    config, tensors = imported(source(), "mine")
     assert (config.name, config.dim, config.hidden, config.depth) == ("mine", 8, 12, 3)
     assert (config.in_features, config.out_features, config.init) == (None, None, None)
     assert (config.ffn.gated, config.ffn.activation, config.ffn.bias) == (False, "gelu", True)
@@ -86,7 +87,7 @@ def test_the_config_says_what_a_bert_block_is(source: Source) -> None:
 def test_each_tensor_lands_in_its_place(tmp_path: Path, prefix: str, norm: tuple[str, str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BERT))
     save_file(bert_tensors(prefix, norm), tmp_path / "model.safetensors")
-    _, tensors = read_huggingface(tmp_path, "m")
+    _, tensors = imported(tmp_path, "m")
     theirs = bert_tensors("", norm)
     for layer in range(3):
         for ours, name in {
@@ -107,7 +108,7 @@ def test_a_range_of_layers_is_picked(
     source: Source, layers: tuple[int | None, int | None], expected: list[int]
 ) -> None:
     steps: list[tuple[int, int]] = []
-    config, tensors = read_huggingface(source(), "m", layers, lambda *step: steps.append(step))
+    config, tensors = imported(source(), "m", layers, lambda *step: steps.append(step))
     assert config.depth == len(expected)
     assert steps == [(done, len(expected)) for done in range(1, len(expected) + 1)]
     for block, layer in enumerate(expected):
@@ -121,12 +122,12 @@ def test_a_range_of_layers_is_picked(
     [("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("swish", "silu"), ("relu", "relu")],
 )
 def test_activations_are_translated(source: Source, theirs: str, ours: str) -> None:
-    assert read_huggingface(source({"hidden_act": theirs}), "m")[0].ffn.activation == ours
+    assert imported(source({"hidden_act": theirs}), "m")[0].ffn.activation == ours
 
 
 def test_the_dtype_of_the_checkpoint_is_kept(source: Source) -> None:
     half = {name: tensor.half() for name, tensor in bert_tensors().items()}
-    _, tensors = read_huggingface(source(tensors=half), "m")
+    _, tensors = imported(source(tensors=half), "m")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16}
 
 
@@ -189,7 +190,7 @@ def test_a_tensor_that_does_not_fit_is_named(source: Source, name: str, tensor: 
 
 def test_a_bad_tensor_outside_the_range_is_not_looked_at(source: Source) -> None:
     directory = source(tensors={"encoder.layer.2.output.dense.bias": torch.full((8,), torch.nan)})
-    assert read_huggingface(directory, "m", (0, 2))[0].depth == 2
+    assert imported(directory, "m", (0, 2))[0].depth == 2
 
 
 def test_tensors_of_another_naming_are_refused(tmp_path: Path) -> None:
@@ -243,7 +244,7 @@ def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
 
 def test_a_name_that_cannot_be_one_is_a_config_error(source: Source) -> None:
     with pytest.raises(ConfigError, match="name: expected"):
-        read_huggingface(source(), "no/name")
+        imported(source(), "no/name")
 
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1}
@@ -338,7 +339,7 @@ def test_shards_may_be_links_as_in_a_download_cache(shards: Callable[..., Path],
     blobs.mkdir()
     (directory / "model-0.safetensors").rename(blobs / "abc")
     (directory / "model-0.safetensors").symlink_to(blobs / "abc")
-    assert read_huggingface(directory, "m")[0].depth == 1
+    assert imported(directory, "m")[0].depth == 1
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json"])
@@ -382,7 +383,7 @@ def test_sizes_are_compared_before_a_number_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(huge))
     save_file(llama_tensors(), tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="expected at most 68,719,476,736 parameters altogether"):
-        read_huggingface(tmp_path, "m")
+        imported(tmp_path, "m")
     (tmp_path / "config.json").write_text(json.dumps(huge | {"num_hidden_layers": 1, "intermediate_size": 16}))
     assert f"expected shape ({2**20},), got (8,)" in refusal(tmp_path)
 
@@ -468,7 +469,7 @@ def test_a_real_checkpoint_computes_what_transformers_does(tmp_path: Path, layer
 
     bert = BertModel.from_pretrained(minilm(), config=BertConfig.from_pretrained(minilm())).eval()
     block = bert.encoder.layer[layer]
-    config, tensors = read_huggingface(minilm(), "minilm", (layer, layer + 1))
+    config, tensors = imported(minilm(), "minilm", (layer, layer + 1))
     config.save(tmp_path)
     weights.save(tmp_path, tensors)
     backends = ("eager", "fused", "compiled")
