@@ -1,12 +1,12 @@
-"""The command line of models, as it is typed."""
+"""A command line, as it is typed."""
+
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from models.__main__ import main
 
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """Run a command that fails, and return its one line."""
+def refused(main: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a program whose command fails, and return its one line."""
     try:
         status = main(arguments)
     except SystemExit as stop:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernels.__main__ import main
+from tests.command_line import refused
 
 WIDTHS = ("--widths", "4x4", "--rows", "1")
 
@@ -39,13 +40,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     monkeypatch.chdir(tmp_path)
     Path("DIR").mkdir()
     Path("FILE").touch()
-    try:
-        status = main(arguments)
-    except SystemExit as stop:
-        status = int(str(stop.code))
-    captured = capsys.readouterr()
-    assert (status, captured.out) == (2, "")
-    assert captured.err.count("\n") == 1
-    assert captured.err.startswith(f"python -m kernels {arguments[0]}: error: ")
-    assert sentence in captured.err
+    line = refused(main, capsys, *arguments)
+    assert line.startswith(f"python -m kernels {arguments[0]}: error: ")
+    assert sentence in line
     assert sorted(it.name for it in tmp_path.iterdir()) == ["DIR", "FILE"]

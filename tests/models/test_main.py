@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.__main__ import COMMANDS, main, module_name
-from tests.models.command_line import refused
+from tests.command_line import refused
 
 ROOT = Path(__file__).parents[2]
 NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
@@ -36,11 +36,11 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_loaded(
 ) -> None:
     monkeypatch.setattr("models.engine.load_engine", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr("models.profile.require_matplotlib", lambda: None)
-    sentence = refused(capsys, command, "digits", f"--{option}", str(tmp_path / "nodir" / "x"))
+    sentence = refused(main, capsys, command, "digits", f"--{option}", str(tmp_path / "nodir" / "x"))
     assert sentence.endswith(
         f"{option}: expected a directory to write x to, got {tmp_path}/nodir, which is none: make it"
     )
-    assert "which is a directory" in refused(capsys, command, "digits", f"--{option}", str(tmp_path))
+    assert "which is a directory" in refused(main, capsys, command, "digits", f"--{option}", str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    line = refused(capsys, *arguments)
+    line = refused(main, capsys, *arguments)
     assert line.startswith("python -m models")
     assert sentence in line
     assert list(tmp_path.iterdir()) == []

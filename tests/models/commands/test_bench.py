@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.__main__ import main
-from tests.models.command_line import refused
+from tests.command_line import refused
 
 pytestmark = pytest.mark.usefixtures("small_roof")
 
@@ -43,4 +43,4 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     ids=lambda it: "-".join(it) if isinstance(it, list) else "",
 )
 def test_bad_arguments_are_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
-    assert sentence in refused(capsys, "bench", *arguments)
+    assert sentence in refused(main, capsys, "bench", *arguments)

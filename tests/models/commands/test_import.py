@@ -15,7 +15,7 @@ from models.__main__ import main
 from models.architectures import ARCHITECTURES
 from models.config import ModelConfig
 from models.directory import ZOO
-from tests.models.command_line import refused
+from tests.command_line import refused
 
 
 def test_the_help_of_import_names_what_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,11 +52,11 @@ def checkpoint_with_nan(directory: Path) -> Path:
 def test_an_import_that_fails_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = checkpoint_with_nan(tmp_path / "source")
     for out in (tmp_path / "out", tmp_path / "deep" / "er" / "out"):
-        assert "expected finite numbers" in refused(capsys, "import", str(source), str(out))
+        assert "expected finite numbers" in refused(main, capsys, "import", str(source), str(out))
         assert list(tmp_path.iterdir()) == [source]
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").touch()
-    refused(capsys, "import", str(source), str(tmp_path / "mine"))
+    refused(main, capsys, "import", str(source), str(tmp_path / "mine"))
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes"]
 
 
@@ -67,7 +67,7 @@ def test_a_checkpoint_is_not_replaced_by_what_is_taken_of_it(
     before = {path.name: path.read_bytes() for path in source.iterdir()}
     (tmp_path / "link").symlink_to(source)
     for out in (source, tmp_path / "link"):
-        assert "expected another directory" in refused(capsys, "import", str(source), str(out), "--overwrite")
+        assert "expected another directory" in refused(main, capsys, "import", str(source), str(out), "--overwrite")
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 

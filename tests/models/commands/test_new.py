@@ -9,7 +9,7 @@ import torch
 from models import weights
 from models.__main__ import main
 from models.config import ModelConfig
-from tests.models.command_line import refused
+from tests.command_line import refused
 
 NEW = ("--dim", "8", "--hidden", "12", "--depth", "2")
 
@@ -47,7 +47,7 @@ def test_new_with_weights_writes_the_numbers_of_the_seed(tmp_path: Path) -> None
 def test_a_gated_network_asked_for_by_its_name_is_told_how(
     capsys: pytest.CaptureFixture[str], name: str, advice: str
 ) -> None:
-    sentence = refused(capsys, "new", "x", *NEW, "--activation", name)
+    sentence = refused(main, capsys, "new", "x", *NEW, "--activation", name)
     assert f"expected one of gelu, gelu_tanh, silu, relu, got {name!r}{advice} (see " in sentence
 
 
@@ -64,7 +64,7 @@ def test_a_model_is_not_replaced_unless_asked_for(tmp_path: Path, capsys: pytest
     out = str(tmp_path / "m")
     assert main(["new", out, *NEW, "--weights"]) == 0
     capsys.readouterr()
-    assert "expected a directory without a model, got one with config.json" in refused(capsys, "new", out, *NEW)
+    assert "expected a directory without a model, got one with config.json" in refused(main, capsys, "new", out, *NEW)
     assert main(["new", out, *NEW, "--overwrite", "--seed", "1"]) == 0
     assert [path.name for path in (tmp_path / "m").iterdir()] == ["config.json"]  # the old numbers are gone too
 
@@ -76,5 +76,5 @@ def test_a_config_that_cannot_be_written_leaves_nothing_behind(
         raise OSError(errno.ENOSPC, "No space left on device", str(directory))
 
     monkeypatch.setattr(ModelConfig, "save", full)
-    assert "No space left" in refused(capsys, "new", str(tmp_path / "a" / "b"), *NEW)
+    assert "No space left" in refused(main, capsys, "new", str(tmp_path / "a" / "b"), *NEW)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from models.__main__ import main
-from tests.models.command_line import refused
+from tests.command_line import refused
 
 # PyTorch's compiler uses what PyTorch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
@@ -83,7 +83,7 @@ def test_run_refuses_rows_that_are_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, sentence: str
 ) -> None:
     (tmp_path / "in").write_bytes(content)
-    assert sentence in refused(capsys, "run", "digits", "--input", str(tmp_path / "in"))
+    assert sentence in refused(main, capsys, "run", "digits", "--input", str(tmp_path / "in"))
 
 
 def test_run_refuses_what_is_no_regular_file_and_may_have_no_end(
@@ -91,8 +91,8 @@ def test_run_refuses_what_is_no_regular_file_and_may_have_no_end(
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", str(tmp_path / "pipe"), str(tmp_path)):
-        assert f"{path}: expected a regular file" in refused(capsys, "run", "digits", "--input", path)
-    assert "No such file" in refused(capsys, "run", "digits", "--input", str(tmp_path / "nothing"))
+        assert f"{path}: expected a regular file" in refused(main, capsys, "run", "digits", "--input", path)
+    assert "No such file" in refused(main, capsys, "run", "digits", "--input", str(tmp_path / "nothing"))
 
 
 @pytest.mark.parametrize("count", [10**12, 10**20, 1])
@@ -100,7 +100,7 @@ def test_run_refuses_an_array_whose_head_lies(tmp_path: Path, capsys: pytest.Cap
     with (tmp_path / "in.npy").open("wb") as file:
         np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (count,)})
         file.write(bytes(16))
-    sentence = refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
+    sentence = refused(main, capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
     assert f"expected {8 * count:,} bytes behind its head, as that claims, got 16" in sentence
 
 
@@ -117,20 +117,20 @@ def test_run_refuses_an_array_whose_head_is_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], head: bytes
 ) -> None:
     (tmp_path / "in.npy").write_bytes(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
-    sentence = refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
+    sentence = refused(main, capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
     assert "expected an .npy array or a JSON list of numbers" in sentence
 
 
 def test_run_never_reads_a_pickle(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.save(tmp_path / "in.npy", np.array([{}], dtype=object), allow_pickle=True)
-    assert "expected an .npy array" in refused(capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
+    assert "expected an .npy array" in refused(main, capsys, "run", "digits", "--input", str(tmp_path / "in.npy"))
 
 
 def test_run_with_a_backend_that_does_not_exist_lists_those_that_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").write_text("[]")
-    line = refused(capsys, "run", "digits", "--backend", "fusd", "--input", str(tmp_path / "in"))
+    line = refused(main, capsys, "run", "digits", "--backend", "fusd", "--input", str(tmp_path / "in"))
     assert "expected one of eager, compiled, fused, got 'fusd'" in line
 
 
