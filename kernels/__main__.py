@@ -127,7 +127,7 @@ def bench(options: argparse.Namespace) -> int:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     device = _device(options.device)
-    roof, measured = bench(device, options.repetitions, options.rows, options.compiled)
+    roof, measured = bench(device, options.repetitions, options.rows, options.widths, options.compiled)
     results = document(device, roof, measured)
     if options.json is not None:
         head = {name: results[name] for name in ("conditions", "liger", "roof")}
@@ -248,7 +248,10 @@ def _roof_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "bench", bench)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
-    command.add_argument("--rows", type=_list(positive), metavar="N,...", help="row counts")
+    command.add_argument("--rows", type=_list(positive), metavar="N,...", help="row counts; a few if not given")
+    command.add_argument(
+        "--widths", type=_list(_width), metavar="INxOUT,...", help="such as 768x3072; a few if not given"
+    )
     command.add_argument("--repetitions", type=positive, default=15, metavar="N", help="default: %(default)s")
     command.add_argument("--threads", type=thread_count, metavar="N", help="on a CPU; PyTorch's choice if not given")
     command.add_argument("--compiled", action="store_true", help="measure torch.compile as well, on a GPU")

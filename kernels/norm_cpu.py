@@ -1,7 +1,7 @@
 """RMSNorm on a CPU in fewer passes than PyTorch's chain of six operators.
 
 The row's scale is one reduction and one hypotenuse: ``sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(n eps)) / sqrt(n)``, with
-``sqrt(n)`` folded into the weight. Measured by `python -m kernels bench --device cpu`, docs/results/onednn.json.
+``sqrt(n)`` folded into the weight. Measured by `python -m kernels bench`, docs/results/onednn.json.
 """
 
 import math

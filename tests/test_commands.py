@@ -237,6 +237,7 @@ for path in [*(ROOT / page for page in PAGES), *sorted((ROOT / "examples").iterd
 RUN_BY = {
     "examples.fuse_minilm": "tests/examples/test_fuse_minilm.py",
     "kernels aot": "tests/kernels/aot/test_table.py",
+    "kernels bench": "tests/kernels/test_bench.py",
     "kernels tune": "tests/kernels/test_tuning.py",
     "loadtests peers": "tests/loadtests/peers/test_peer_comparison.py",
     "models batch-invariance": "tests/models/commands/test_batch_invariance.py",

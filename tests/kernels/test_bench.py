@@ -24,13 +24,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     roof = Roof(1e10, dict.fromkeys(module.CPU_DTYPES, 1e11))
     monkeypatch.setattr(module, "measured_roof", lambda *_: roof)
     monkeypatch.setattr(module, "cache_flush", lambda _: lambda: None)
-    monkeypatch.setattr(module, "CPU_SHAPES", ((64, 192),))
 
 
 @pytest.mark.slow
 def test_every_way_is_measured_cold_and_warm(small: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "a.json"
-    assert main(["bench", "--device", "cpu", "--rows", "1,3", "--repetitions", "2", "--json", str(path)]) == 0
+    flags = ["--rows", "1,3", "--widths", "64x192", "--repetitions", "2"]
+    assert main(["bench", "--device", "cpu", *flags, "--json", str(path)]) == 0
     document = json.loads(path.read_text())
     dtypes = [each for each in module.CPU_DTYPES if unavailable(each) is None]
     ways = ["plain", *(f"packed for {hint}" for hint in HINTS)]

@@ -24,6 +24,7 @@ WIDTHS = ("--widths", "4x4", "--rows", "1")
         (("aot", "--markdown", "none/x"), "--markdown: expected a directory to write x to, got none, which is none"),
         (("bench", "--json", "DIR"), "--json: expected a file to write, got DIR, which is a directory"),
         (("bench", "--rows", ""), "argument --rows: expected a positive integer, got ''"),
+        (("bench", "--widths", "768"), "argument --widths: expected INxOUT, such as 768x3072, got '768'"),
         (("roof", "--threads", "99999999999999"), "expected at most 1,024 threads, got 99,999,999,999,999"),
         (("tune", *WIDTHS, "--json", "DIR"), "--json: expected a file to write, got DIR, which is a directory"),
         (("tune", *WIDTHS, "--seconds", "0"), "argument --seconds: expected a positive integer, got '0'"),
