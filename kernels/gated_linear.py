@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.activation import activate, check_activation, gated_activation_torch
-from kernels.interpreter import dot, rounded
+from kernels.interpreter import dot
 from kernels.operands import (
     as_rows,
     check_like,
@@ -21,7 +21,7 @@ from kernels.operands import (
     takes_tma,
     with_descriptors,
 )
-from kernels.tiles import GROUP_M, Tile, arch_of, default_tile, listed_tile, tile_of_program
+from kernels.tiles import Tile, arch_of, default_tile, listed_tile, store_tile, tile_of_program
 
 OP = "gated_linear"
 
@@ -30,6 +30,31 @@ OP = "gated_linear"
 def _sum_of_squares(x: tl.tensor) -> tl.tensor:
     wide = x.to(tl.float32)
     return tl.sum(wide * wide, axis=1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gated(
+    gate: tl.tensor,  # (rows, columns) float32, x Wg'
+    up: tl.tensor,  # (rows, columns) float32, x Wu'
+    squares: tl.tensor,  # (rows,) float32, of x
+    gate_bias_ptr: tl.tensor | None,  # (N,)
+    up_bias_ptr: tl.tensor | None,  # (N,)
+    columns: tl.tensor,
+    N: tl.tensor,
+    K: tl.tensor,
+    eps: tl.tensor | None,
+    ACTIVATION: tl.constexpr,
+) -> tl.tensor:
+    if eps is not None:  # a row's scale leaves the sum over K
+        scale = tl.rsqrt(squares / K + eps)[:, None]
+        gate *= scale
+        up *= scale
+    is_column = columns < N
+    if gate_bias_ptr is not None:
+        gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if up_bias_ptr is not None:
+        up += tl.load(up_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    return activate(gate, ACTIVATION) * up
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -78,16 +103,8 @@ def _gated_linear_kernel(
         gate_ptrs += BLOCK_K
         up_ptrs += BLOCK_K
 
-    if eps is not None:  # a row's scale leaves the sum over K
-        scale = tl.rsqrt(squares / K + eps)[:, None]
-        gate *= scale
-        up *= scale
-    if gate_bias_ptr is not None:
-        gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    if up_bias_ptr is not None:
-        up += tl.load(up_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    out = rounded(activate(gate, ACTIVATION) * up, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=is_row[:, None] & is_column[None, :])
+    out = _gated(gate, up, squares, gate_bias_ptr, up_bias_ptr, columns, N, K, eps, ACTIVATION)
+    store_tile(out, out_ptr, out_stride_m, rows, columns, M, N)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -131,17 +148,8 @@ def _gated_linear_tma_kernel(
 
         rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
         columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
-        is_column = columns < N
-        if eps is not None:
-            scale = tl.rsqrt(squares / K + eps)[:, None]
-            gate *= scale
-            up *= scale
-        if gate_bias_ptr is not None:
-            gate += tl.load(gate_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        if up_bias_ptr is not None:
-            up += tl.load(up_bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        out = rounded(activate(gate, ACTIVATION) * up, out_ptr.dtype.element_ty)
-        tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=(rows < M)[:, None] & is_column)
+        out = _gated(gate, up, squares, gate_bias_ptr, up_bias_ptr, columns, N, K, eps, ACTIVATION)
+        store_tile(out, out_ptr, out_stride_m, rows, columns, M, N)
 
 
 def gated_linear(
@@ -275,10 +283,8 @@ def launch(
             *(x.stride(0), gate_weight.stride(0), up_weight.stride(0), out.stride(0)),
             *(M, N, K, eps, activation),
         )
-        blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M}
-        options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
         if tile.feed == "tma":
             programs = min(programs, multiprocessor_count(x))
-            with_descriptors(_gated_linear_tma_kernel[(programs,)], x)(*operands, **blocks, **options)
+            with_descriptors(_gated_linear_tma_kernel[(programs,)], x)(*operands, **tile.constants, **tile.options)
         else:
-            _gated_linear_kernel[(programs,)](*operands, **blocks, **options)
+            _gated_linear_kernel[(programs,)](*operands, **tile.constants, **tile.options)

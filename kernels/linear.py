@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.activation import ACTIVATIONS, activate, check_activation
-from kernels.interpreter import dot, rounded
+from kernels.interpreter import dot
 from kernels.operands import (
     as_rows,
     check_like,
@@ -20,7 +20,7 @@ from kernels.operands import (
     takes_tma,
     with_descriptors,
 )
-from kernels.tiles import GROUP_M, Tile, arch_of, linear_tile, listed_tile, split_k, tile_of_program
+from kernels.tiles import Tile, arch_of, linear_tile, listed_tile, split_k, store_tile, tile_of_program
 
 BLOCK = 1024  # elements of the result that one program of the second kernel sums
 
@@ -94,8 +94,7 @@ def _linear_kernel(
         total = _finish(total, bias_ptr, residual_ptr, residual_stride_m, rows, columns, M, N, ACTIVATION)
     else:
         out_ptr += part.to(tl.int64) * part_stride
-    out = rounded(total, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=is_row[:, None] & is_column[None, :])
+    store_tile(total, out_ptr, out_stride_m, rows, columns, M, N)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -131,9 +130,7 @@ def _linear_tma_kernel(
         rows = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)  # int64: offsets pass 2**31
         columns = tile_n.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)
         total = _finish(total, bias_ptr, residual_ptr, residual_stride_m, rows, columns, M, N, ACTIVATION)
-        out = rounded(total, out_ptr.dtype.element_ty)
-        mask = (rows < M)[:, None] & (columns < N)[None, :]
-        tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=mask)
+        store_tile(total, out_ptr, out_stride_m, rows, columns, M, N)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -163,8 +160,7 @@ def _linear_sum_kernel(
         total += tl.load(part_ptrs, mask=mask, other=0.0)
         part_ptrs += part_stride
     total = _finish(total, bias_ptr, residual_ptr, residual_stride_m, rows, columns, M, N, ACTIVATION)
-    out = rounded(total, out_ptr.dtype.element_ty)
-    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=mask)
+    store_tile(total, out_ptr, out_stride_m, rows, columns, M, N)
 
 
 def linear(
@@ -276,13 +272,9 @@ def launch(
             *(x, weight, bias, residual, target),
             *(x.stride(0), weight.stride(0), residual_stride_m, target.stride(-2)),
             *(M * N, M, N, K, activation),
-            BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n,
-            BLOCK_K=tile.block_k,
-            GROUP=GROUP_M,
+            **tile.constants,
             SPLIT=split,
-            num_warps=tile.num_warps,
-            num_stages=tile.num_stages,
+            **tile.options,
         )
         if split == 1:
             return
@@ -313,10 +305,6 @@ def _launch_tma(
         *(x, weight, bias, residual, out),
         *(x.stride(0), weight.stride(0), 0 if residual is None else residual.stride(0), out.stride(0)),
         *(M, N, K, activation),
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k,
-        GROUP=GROUP_M,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        **tile.constants,
+        **tile.options,
     )

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.interpreter import rounded
 from kernels.names import DTYPE_NAMES, OPS
 from kernels.operands import INTERPRETED_MULTIPROCESSORS
 
@@ -46,6 +47,16 @@ class Tile(NamedTuple):
     num_warps: int
     num_stages: int
     feed: str = "pointers"
+
+    @property
+    def constants(self) -> dict[str, int]:
+        """What a kernel is compiled for: its compile-time parameters."""
+        return {"BLOCK_M": self.block_m, "BLOCK_N": self.block_n, "BLOCK_K": self.block_k, "GROUP": GROUP_M}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How it is compiled: Triton's own parameters."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
 
 
 def gated_linear_tile(dtype: torch.dtype, rows: int) -> Tile:
@@ -311,3 +322,19 @@ def tile_of_program(
     first = program // in_group * GROUP
     height = tl.minimum(tl.cdiv(M, BLOCK_M) - first, GROUP)
     return first + program % in_group % height, program % in_group // height
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def store_tile(
+    tile: tl.tensor,  # (rows, columns) float32
+    out_ptr: tl.tensor,  # (M, N)
+    out_stride_m: tl.tensor,
+    rows: tl.tensor,
+    columns: tl.tensor,
+    M: tl.tensor,
+    N: tl.tensor,
+) -> None:
+    """Round a tile to the result's dtype and write what of it lies inside."""
+    mask = (rows < M)[:, None] & (columns < N)[None, :]
+    out = rounded(tile, out_ptr.dtype.element_ty)
+    tl.store(out_ptr + rows[:, None] * out_stride_m + columns[None, :], out, mask=mask)

@@ -11,7 +11,7 @@ from kernels.activation import BLOCK as ACTIVATION_BLOCK
 from kernels.aot.targets import ARCHS
 from kernels.linear import BLOCK as SUM_BLOCK
 from kernels.norm import WIDEST, norm_block
-from kernels.tiles import GROUP_M, Tile, shipped
+from kernels.tiles import shipped
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -105,9 +105,6 @@ def _cases(arch: str, dtype: str) -> Iterator[Case]:
     def constants(**values: int | bool | str | None) -> tuple[tuple[str, int | bool | str | None], ...]:
         return tuple(values.items())
 
-    def blocks(tile: Tile) -> dict[str, int]:
-        return {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "GROUP": GROUP_M}
-
     for activation in ACTIVATIONS:
         yield Case(
             "gated_activation", arch, dtype, constants(ACTIVATION=activation, BLOCK_M=1, BLOCK_N=ACTIVATION_BLOCK)
@@ -119,7 +116,7 @@ def _cases(arch: str, dtype: str) -> Iterator[Case]:
     for op, without in (("gated_linear", ("eps",)), ("rms_gated_linear", ())):
         for tile, activation in product(shipped(op, DTYPES[dtype], arch), ACTIVATIONS):
             kernel = f"{op}_tma" if tile.feed == "tma" else op
-            parameters = constants(ACTIVATION=activation, **blocks(tile))
+            parameters = constants(ACTIVATION=activation, **tile.constants)
             yield Case(kernel, arch, dtype, parameters, without, tile.num_warps, tile.num_stages)
             if dtype == "bf16":
                 yield Case(kernel, arch, dtype, parameters, (*biases, *without), tile.num_warps, tile.num_stages)
@@ -130,7 +127,7 @@ def _cases(arch: str, dtype: str) -> Iterator[Case]:
         ends += [(None, 1, ("bias_ptr", "residual_ptr"))]
         ends += [] if is_tma else [(None, 4, ())]
         for end, split, absent in ends:
-            parameters = constants(ACTIVATION=end, **blocks(tile), **({} if is_tma else {"SPLIT": split}))
+            parameters = constants(ACTIVATION=end, **tile.constants, **({} if is_tma else {"SPLIT": split}))
             kernel = "linear_tma" if is_tma else "linear"
             yield Case(kernel, arch, dtype, parameters, absent, tile.num_warps, tile.num_stages)
 
