@@ -289,7 +289,16 @@ def fuse() -> str:
         for each in document["fuse"]
     ]
     conditions = document["conditions"]
+    unmet = document["unmet"]
+    first, again = (
+        f"{each['ratio']:.2f} ({each['ratio_q1']:.2f} to {each['ratio_q3']:.2f})"
+        for each in (unmet["first"], unmet["again"])
+    )
     rows += [
+        "",
+        f"{unmet['token_counts']} token counts from {unmet['least_tokens']} to {unmet['most_tokens']}, one sentence "
+        f"each: a ratio of {first} when they are first met, and of {again} when they come again. The first pass takes "
+        f"{unmet['extra_ms']:.1f} ms more, and {unmet['kept_mib']:.1f} MiB stay, for the two products of a block.",
         "",
         f"Medians of {conditions['repetitions']} interleaved rounds of the whole model, {conditions['dtype']}; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} "

@@ -36,7 +36,14 @@ class Layers(ABC):
 
 
 class OnCPU(Layers):
-    """oneDNN post-ops on packed weights."""
+    """oneDNN post-ops on packed weights.
+
+    Rows are not padded to counts for which oneDNN has compiled code, as a server's are (models/backends/padding.py):
+    there is no warm-up here, so the first pass at each of those counts would wait all the same, and each block would
+    copy its rows on every pass. Tried on MiniLM, that lost on later passes what it saved on first ones, and more; it
+    gained only in blocks so small that a pass of the whole model takes no longer than the compiling. What a first pass
+    costs is in docs/results/fuse-minilm.json.
+    """
 
     implementation = "onednn"
 
