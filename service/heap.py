@@ -27,7 +27,7 @@ class FreedMemory:
     """Gives free memory back now, and from then on keeps freed memory for the next batch, up to a bound.
 
     glibc returns a batch's tensors to the kernel when they are freed, and the next batch's first write to each page
-    waits for the kernel to clear it: 130 MB a second at saturation, which costs two or three rows in a hundred.
+    waits for the kernel to clear it, which at saturation costs throughput.
 
     Batches of other sizes do not fit the holes that earlier ones have left, and keeping those holes would take ever
     more memory. So free memory is given back whenever the process holds `kept_bytes` more than after the last time.

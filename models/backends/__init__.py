@@ -24,8 +24,8 @@ _PLANS = {
 }
 NAMES = tuple(_PLANS)
 
-# oneDNN makes a primitive the first time it meets a shape: 1 ms a layer, measured on two Zen 4 cores at 768x3072, in
-# eager and fused alike. Within both bounds that would show in a request; beyond them it drowns in the work.
+# oneDNN compiles code the first time it meets a shape: docs/results/fuse-minilm.json has what that takes. Within both
+# bounds that would show in a request; beyond them it drowns in the work.
 READY_ROWS = 64
 READY_FLOPS = 4 * 10**9
 
