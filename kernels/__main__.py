@@ -260,7 +260,13 @@ def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "tune", tune)
     command.add_argument("--ops", type=_list(_one_of(OPS)), default=list(OPS), metavar="OP,...", help="default: all")
-    command.add_argument("--dtypes", type=_list(_one_of(DTYPE_NAMES)), default=["bfloat16"], metavar="DTYPE,...")
+    command.add_argument(
+        "--dtypes",
+        type=_list(_one_of(DTYPE_NAMES)),
+        default=["bfloat16"],
+        metavar="DTYPE,...",
+        help="default: bfloat16",
+    )
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
     command.add_argument("--rows", type=_list(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
@@ -277,7 +283,7 @@ def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: obj
 
 def _list(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
     def parse_all(text: str) -> list[T]:
-        return [parse(each) for each in text.split(",")]
+        return list(dict.fromkeys(parse(each) for each in text.split(",")))  # what comes twice is measured once
 
     return parse_all
 

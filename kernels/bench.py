@@ -25,7 +25,7 @@ from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_
 HINTS = (1, 16, 64, 256)  # row counts that a weight may be packed for
 CPU_DTYPES = (torch.float32, torch.bfloat16)
 GPU_DTYPES = (torch.bfloat16, torch.float16)
-CPU_WIDTHS = ((128, 512), (768, 3072))  # in, out; these and the rows answer in about half a minute on two cores
+CPU_WIDTHS = ((128, 512), (768, 3072))  # in, out; with the rows, what takes less than half a minute on two cores
 GPU_WIDTHS = ((768, 3072), (4096, 14336))  # dim, hidden
 CPU_ROWS = (1, 16, 256)
 GPU_ROWS = (1, 8, 32, 128, 512, 2048, 8192)

@@ -1,13 +1,29 @@
 """What holds for every command of the kernels: a mistake is one line, told before any work."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
-from kernels.__main__ import main
+from kernels.__main__ import _parser, main
 from tests.command_line import refused
 
 WIDTHS = ("--widths", "4x4", "--rows", "1")
+(COMMANDS,) = (it.choices for it in _parser()._actions if isinstance(it, argparse._SubParsersAction))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_tells_the_default_of_each_flag_that_has_one(command: str) -> None:
+    silent = [
+        action.dest
+        for action in COMMANDS[command]._actions
+        if action.default not in (None, False, argparse.SUPPRESS) and "default: " not in (action.help or "")
+    ]
+    assert silent == []
+
+
+def test_what_a_list_names_twice_is_measured_once() -> None:
+    assert _parser().parse_args(["bench", "--rows", "4,1,4"]).rows == [4, 1]
 
 
 @pytest.mark.parametrize(
