@@ -5,10 +5,13 @@ than half of geventhttpclient's, so that one core drives four times the load.
 """
 
 import re
+import select
 import socket
 import time
 from collections.abc import Mapping
-from typing import Self
+from typing import Any, Self
+
+from gevent.monkey import get_original
 
 from loadtests.errors import LoadTestError
 
@@ -18,6 +21,8 @@ STATUS = re.compile(rb"HTTP/1\.[01] [1-5]\d\d[ \r]")
 HEAD_LIMIT = 1 << 16  # bytes
 BODY_LIMIT = 1 << 30
 
+_poll: Any = get_original("select", "poll")  # one system call; gevent's goes through the event loop
+
 
 class UnexpectedReplyError(LoadTestError):
     """The server answered another status than 200, or ended the connection."""
@@ -25,6 +30,10 @@ class UnexpectedReplyError(LoadTestError):
 
 class MalformedReplyError(UnexpectedReplyError):
     """What the server sent is not an HTTP reply that gives its length."""
+
+
+class UnsolicitedReplyError(UnexpectedReplyError):
+    """Bytes came over a connection whose requests had all been answered."""
 
 
 def post(path: str, body: bytes, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
@@ -43,6 +52,9 @@ class Connection:
         self._timeout_s = timeout_s
         self._socket = socket.create_connection((host, port), timeout=timeout_s)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        poller = _poll()
+        poller.register(self._socket, select.POLLIN)
+        self._look = poller.poll
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -55,6 +67,25 @@ class Connection:
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
+
+    def is_open(self) -> bool:
+        """Whether the next request can be sent; asked while none is under way. Where not, the connection is closed.
+
+        Without this the rest of a reply, or a second one, would be taken for the reply to the next request.
+
+        Raises:
+            UnsolicitedReplyError: bytes came that no request had asked for.
+        """
+        if not self._look(0):
+            return True
+        try:
+            data = self._socket.recv(1 << 16)
+        except OSError:  # reset by the server
+            data = b""
+        self.close()
+        if data:
+            raise UnsolicitedReplyError(f"expected nothing between two requests, got {len(data)} bytes: {data[:80]!r}")
+        return False
 
     def exchange(self, request: bytes) -> tuple[bytes, bytes]:
         """Send one request and return its whole reply: the head with its empty line, and the body.
@@ -115,8 +146,10 @@ class Connection:
         """Send one request, read its whole reply, and return how long that took.
 
         Raises:
-            UnexpectedReplyError: the status is not 200, or the connection ended first.
+            UnexpectedReplyError: the status is not 200, or the connection ended first, or something came before.
         """
+        if not self.is_open():
+            raise UnexpectedReplyError("the server closed the connection between two requests")
         start = time.perf_counter_ns()
         head, body = self.exchange(request)
         elapsed = time.perf_counter_ns() - start

@@ -26,7 +26,8 @@ Amount = Annotated[float, Field(ge=0, le=1e12)]
 Signed = Annotated[float, Field(ge=-1e12, le=1e12)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 UNSENT = "unsent"  # the code of what was due in an open loop and could not be sent
-OWN_CODES = frozenset({"connection", "no_answer", "bad_reply", UNSENT})  # the generator's, which no server may use
+UNSOLICITED = "unsolicited"  # the code of a connection on which bytes came that no request had asked for
+OWN_CODES = frozenset({"connection", "no_answer", "bad_reply", UNSENT, UNSOLICITED})  # which no server may use
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,9 @@ class Run:
 
     These codes of `errors` are the generator's own: `connection` (refused, or ended before the reply), `no_answer` (no
     reply in time), `bad_reply` (not an HTTP reply that gives its length, or a 200 that is not what was asked for),
-    `unsent` (due in an open loop while the maximum was unanswered; the only code that is not part of `sent`). An error
-    that is not in the server's form is named by its status, such as `http_502`.
+    `unsent` (due in an open loop while the maximum was unanswered), `unsolicited` (connections on which bytes came that
+    no request had asked for, the warm-up included; each is closed, and its next request takes another). The last two
+    are not part of `sent`. An error that is not in the server's form is named by its status, such as `http_502`.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = FORM
@@ -85,7 +87,7 @@ class Run:
     seconds: Positive  # measured, the warm-up left out
     sent: Count
     answered: Count  # with 200
-    errors: dict[str, Count]  # by code, as the server names it, and `connection`, `no_answer`, `bad_reply`, `unsent`
+    errors: dict[str, Count]  # by code, as the server names it, or one of `OWN_CODES`
     checked: Count  # replies compared with the expected rows
     wrong: Count  # of those
     answered_in_time: Count  # with 200 within the objective

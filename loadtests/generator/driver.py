@@ -8,6 +8,7 @@ from typing import Any
 import gevent
 from locust.env import Environment
 
+from loadtests.evidence import UNSOLICITED
 from loadtests.generator.closed_loop import ClosedLoopUser
 from loadtests.generator.load import Load
 from loadtests.generator.locust_statistics import refine
@@ -75,6 +76,7 @@ class Driver:
             events.remove_listener(self.recorder)
             self._sender.close()
         tallies = self.recorder.tallies
+        self._tell_unsolicited(tallies[0])
         for tally in tallies:
             tally.generator_cpu = watch.value or 0.0
             tally.measured_s = load.seconds + self.recorder.longer_s
@@ -108,6 +110,13 @@ class Driver:
             context={"kind": kind, "payload": payload, "outcome": outcome},
         )
         return outcome.code
+
+    def _tell_unsolicited(self, tally: Tally) -> None:
+        """Count, in one tally since no request is theirs, the connections on which bytes came unasked."""
+        if found := self._sender.unsolicited:
+            tally.errors[UNSOLICITED] += len(found)
+            tally.unsolicited = found[0]
+            self._sender.unsolicited = []
 
     def _spawn(self, users: int) -> None:
         runner: Any = self._environment.runner

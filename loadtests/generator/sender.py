@@ -7,6 +7,7 @@ from loadtests.connection import (
     Connection,
     MalformedReplyError,
     UnexpectedReplyError,
+    UnsolicitedReplyError,
     headers_of,
     is_last,
     status_of,
@@ -36,13 +37,16 @@ class Sender:
     """The connections of one process to one server."""
 
     def __init__(self, target: Target) -> None:
+        self.unsolicited: list[str] = []  # a sentence for each connection with bytes that no request had asked for
         self._target = target
         self._idle: list[tuple[Connection, float]] = []
 
     def close(self) -> None:
         """Close what is idle."""
         while self._idle:
-            self._idle.pop()[0].close()
+            connection, _ = self._idle.pop()
+            self._is_open(connection)
+            connection.close()
 
     def send(self, payload: Payload, due_s: float | None = None) -> Outcome:
         """Send a request and wait for its reply; the latency counts from when it was due, if that is given."""
@@ -83,10 +87,17 @@ class Sender:
     def _connection(self, now_s: float) -> Connection:
         while self._idle:
             connection, used_s = self._idle.pop()
-            if now_s - used_s < IDLE_LIMIT_S:
+            if self._is_open(connection) and now_s - used_s < IDLE_LIMIT_S:
                 return connection
             connection.close()
         return self._target.connect()
+
+    def _is_open(self, connection: Connection) -> bool:
+        try:
+            return connection.is_open()
+        except UnsolicitedReplyError as error:
+            self.unsolicited.append(str(error))
+            return False
 
     def _failed(
         self, connection: Connection | None, start_s: float, late_ms: float, code: str, fault: str | None = None

@@ -41,6 +41,7 @@ class Tally:
     generator_cpu: float = 0.0  # share of a core
     measured_s: float = 0.0
     bad_reply: str | None = None  # what is wrong with the first of them
+    unsolicited: str | None = None  # what came unasked on the first connection on which something did
     fault: str | None = None  # why the load ended before its time
 
     @property
@@ -70,6 +71,7 @@ class Tally:
         self.generator_cpu = max(self.generator_cpu, other.generator_cpu)
         self.measured_s = max(self.measured_s, other.measured_s)
         self.bad_reply = self.bad_reply or other.bad_reply
+        self.unsolicited = self.unsolicited or other.unsolicited
         self.fault = self.fault or other.fault
 
     def message(self) -> dict[str, Any]:

@@ -64,6 +64,8 @@ class Target:
             TargetError: there was none.
         """
         try:
+            if not connection.is_open():
+                raise UnexpectedReplyError("the server closed the connection between two requests")
             return connection.exchange(request)
         except (OSError, UnexpectedReplyError) as error:
             raise TargetError(f"{self.url}: {what}: no reply: {error}") from error

@@ -7,7 +7,7 @@ import numpy as np
 from gevent import sleep, spawn
 
 from loadtests.errors import LoadTestError
-from loadtests.evidence import SERVER_STAGES, Latency, Run, Stages
+from loadtests.evidence import SERVER_STAGES, UNSOLICITED, Latency, Run, Stages
 from loadtests.generator.load import Load
 from loadtests.generator.processes import Generator
 from loadtests.generator.tally import Tally, total
@@ -85,6 +85,9 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
     codes = ", ".join(f"{count} {code}" for code, count in whole.errors.most_common()) or "none was sent"
     if whole.fault is not None:
         return f"{what}: the server stopped answering: {whole.fault}"
+    if whole.errors[UNSOLICITED]:
+        told = f"{whole.errors[UNSOLICITED]} times something came over a connection on which all had been answered, so"
+        return f"{what}: {told} that no reply can be told from another's; the first: {whole.unsolicited}"
     if whole.errors["bad_reply"]:
         return f"{what}: {whole.errors['bad_reply']} replies were not what was asked for; the first: {whole.bad_reply}"
     if load.loop != "open" and not whole.sent:

@@ -13,8 +13,10 @@ WIDTH = 4
 LENGTH = "inference-header-content-length"
 STAGES = {"x-queue-us": "10", "x-batch-us": "1", "x-compute-us": "20", "x-encode-us": "2", "x-batch-rows": "1"}
 
-# What is sent for the right reply to a path, the first, second and so on of its kind; None: the connection is closed.
-Fault = Callable[[str, int, bytes], bytes | None]
+# What is sent for the right reply to a path, the first, second and so on of its kind; a tuple: in pieces, with a pause
+# between them; None: the connection is closed.
+Fault = Callable[[str, int, bytes], bytes | tuple[bytes, ...] | None]
+PAUSE_S = 0.005
 
 
 def reply(body: bytes, headers: dict[str, str] | None = None, status: str = "200 OK") -> bytes:
@@ -84,7 +86,11 @@ class Handler(socketserver.StreamRequestHandler):
             sent = self.server.fault(path, number, answer(path, headers, body))
             if sent is None:
                 return
-            self.wfile.write(sent)
+            first, *others = (sent,) if isinstance(sent, bytes) else sent
+            self.wfile.write(first)
+            for piece in others:
+                time.sleep(PAUSE_S)
+                self.wfile.write(piece)
 
 
 @contextlib.contextmanager

@@ -95,6 +95,21 @@ def test_requests_of_every_kind_share_one_stream(
     assert found == {"p99": True, "errors": True} | {f"p99 of {kind}": True for kind in kinds}
 
 
+def test_bytes_that_no_request_asked_for_are_counted_and_fail_the_load(tmp_path: Path) -> None:
+    def fault(path: str, number: int, right: bytes) -> bytes | tuple[bytes, ...]:
+        return (right, b"stray") if path == "/predict/fused" and number > 1 else right
+
+    with faulty_server(fault) as server:
+        flags = ("--backends", "fused", "--rate", "50", "--seconds", "0.3", "--out", str(tmp_path), "--url", server.url)
+        done = fork_server.run_loadtests("scenario", "steady", *flags, environment=environment())
+    assert done.returncode == 1
+    assert "so that no reply can be told from another's; the first: expected nothing between two" in done.stderr
+    (run,) = json.loads((tmp_path / "scenario.json").read_text())["runs"]
+    assert run["errors"]["unsolicited"] > 0
+    assert run["sent"] == run["answered"] + run["errors"].get("bad_reply", 0)
+    assert "no reply can be told from another's" in run["invalid"]
+
+
 def one_at_a_time() -> Fault:
     """A server that computes one request in 5 ms, and refuses what comes meanwhile."""
     computing = threading.Lock()

@@ -1,4 +1,5 @@
 import json
+import select
 import socketserver
 import threading
 import time
@@ -15,8 +16,14 @@ OK = b"HTTP/1.1 200 OK\r\nX-Backend: fused\r\n" + STAGES
 BODY = json.dumps({"outputs": [[0.5]]}).encode()
 
 
+Reply = bytes | None | tuple[bytes, bytes | None]
+
+
 class Scripted(socketserver.StreamRequestHandler):
-    """Answers each request with the next of the server's replies, None by closing; counts connections."""
+    """Answers each request with the next of the server's replies, None by closing; counts connections.
+
+    Of two it sends the first, and the second once the test has set `has_been_read`.
+    """
 
     def handle(self) -> None:
         self.server.connections += 1  # type: ignore[attr-defined]
@@ -29,9 +36,12 @@ class Scripted(socketserver.StreamRequestHandler):
                 return
             self.rfile.read(length)
             reply = self.server.replies.pop(0)  # type: ignore[attr-defined]
-            if reply is None:
-                return
-            self.wfile.write(reply)
+            for piece in reply if isinstance(reply, tuple) else (reply,):
+                if isinstance(reply, tuple) and piece is reply[1]:
+                    assert self.server.has_been_read.wait(30)  # type: ignore[attr-defined]
+                if piece is None:
+                    return
+                self.wfile.write(piece)
 
 
 @pytest.fixture
@@ -39,6 +49,7 @@ def server() -> Iterator[socketserver.ThreadingTCPServer]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Scripted) as server:
         server.daemon_threads = True  # a test that fails leaves a connection open
         server.connections = 0  # type: ignore[attr-defined]
+        server.has_been_read = threading.Event()  # type: ignore[attr-defined]
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         yield server
@@ -50,7 +61,7 @@ def whole(head: bytes, body: bytes = BODY) -> bytes:
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-def set_up(server: socketserver.ThreadingTCPServer, *replies: bytes | None) -> tuple[Sender, Payload]:
+def set_up(server: socketserver.ThreadingTCPServer, *replies: Reply) -> tuple[Sender, Payload]:
     server.replies = list(replies)  # type: ignore[attr-defined]
     target = Target("127.0.0.1", server.server_address[1], "m", "json", 2, 1, seed=0)
     return Sender(target), payloads(target, "fused", 1)[0]
@@ -80,6 +91,45 @@ def test_a_connection_that_the_server_closes_is_not_used_again(server: socketser
     sender, payload = set_up(server, whole(OK + b"Connection:Close\r\n"), whole(OK))
     assert [sender.send(payload).code for _ in range(2)] == [None, None]
     sender.close()
+    assert server.connections == 2  # type: ignore[attr-defined]
+
+
+def let_more_come(server: socketserver.ThreadingTCPServer, sender: Sender) -> None:
+    """Wait until what follows the reply is there."""
+    ((connection, _),) = sender._idle
+    server.has_been_read.set()  # type: ignore[attr-defined]
+    assert select.select([connection._socket], [], [], 30)[0]
+
+
+def test_a_second_reply_is_not_taken_for_the_next_request_s(server: socketserver.ThreadingTCPServer) -> None:
+    second = whole(OK.replace(b"x-batch-rows: 7", b"x-batch-rows: 8"))
+    sender, payload = set_up(server, (whole(OK), second), whole(OK))
+    assert sender.send(payload).code is None
+    let_more_come(server, sender)
+    assert sender.send(payload).batch_rows == "7"
+    (told,) = sender.unsolicited
+    assert told.startswith(f"expected nothing between two requests, got {len(second)} bytes: b'HTTP/1.1 200 OK")
+    assert server.connections == 2  # type: ignore[attr-defined]
+    sender.close()
+
+
+def test_what_comes_after_the_last_reply_is_found_at_the_end(server: socketserver.ThreadingTCPServer) -> None:
+    sender, payload = set_up(server, (whole(OK), b"\n"))
+    assert sender.send(payload).code is None
+    let_more_come(server, sender)
+    sender.close()
+    assert sender.unsolicited == ["expected nothing between two requests, got 1 bytes: b'\\n'"]
+
+
+def test_a_connection_that_the_server_closed_while_it_was_idle_costs_no_request(
+    server: socketserver.ThreadingTCPServer,
+) -> None:
+    sender, payload = set_up(server, (whole(OK), None), whole(OK))
+    assert sender.send(payload).code is None
+    let_more_come(server, sender)
+    assert sender.send(payload).code is None
+    sender.close()
+    assert sender.unsolicited == []
     assert server.connections == 2  # type: ignore[attr-defined]
 
 
