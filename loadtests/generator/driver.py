@@ -20,6 +20,7 @@ from loadtests.generator.tally import Tally
 from loadtests.generator.target import ANSWER_LIMIT_S, Payload, Target, payloads
 
 FAILED_PAUSE_S = 0.01  # before a user whose request failed sends the next one
+WAIT_STEP_S = 0.005
 LONGER_S = 0.1  # that a closed loop goes on at a time, until a reply has come
 
 refine()
@@ -43,6 +44,7 @@ class Driver:
         self._sender = Sender(target)
         self._target = target
         self._payloads: list[list[Payload]] = []
+        self._asking = 0  # users that wait for a reply
         self._random = random.Random()  # noqa: S311  picks payloads
         environment.driver = self  # type: ignore[attr-defined]
 
@@ -69,6 +71,7 @@ class Driver:
             elif load.loop == "closed" and load.users:
                 self._spawn(load.users)
             watch.join()
+            self._await_replies()
         finally:
             self.is_over = True
             watch.kill()
@@ -89,7 +92,12 @@ class Driver:
             gevent.sleep(FAILED_PAUSE_S)
             return
         kind, payload = self.pick()
-        if self.send(kind, payload) is not None:
+        self._asking += 1
+        try:
+            code = self.send(kind, payload)
+        finally:
+            self._asking -= 1
+        if code is not None:
             gevent.sleep(FAILED_PAUSE_S)
 
     def pick(self) -> tuple[int, int]:
@@ -126,6 +134,12 @@ class Driver:
         runner: Any = self._environment.runner
         if self.load.loop == "closed" and runner.user_count:
             runner.stop_users({ClosedLoopUser.__name__: runner.user_count})
+
+    def _await_replies(self) -> None:
+        """Wait for what users are still waiting for, so that what is never answered counts as such."""
+        limit_s = time.perf_counter() + ANSWER_LIMIT_S + LONGER_S
+        while self._asking and not self.recorder.fault and time.perf_counter() < limit_s:
+            gevent.sleep(WAIT_STEP_S)
 
     def _watch(self, start_s: float) -> float:
         """Return the share of a core that this process used in the measured time, and end the load after it.

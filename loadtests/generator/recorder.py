@@ -12,7 +12,11 @@ LOST_LIMIT = 200  # requests in a row without a reply, after which the server is
 
 
 class Recorder:
-    """A listener of `events.request`; counts what was due, or in a closed loop answered, in the measured time."""
+    """A listener of `events.request`; counts what was due, or in a closed loop answered, in the measured time.
+
+    What a closed loop sent and got no answer to counts when that is known, which is after the measured time where that
+    is shorter than the time limit of an answer: the user was lost to the load, and nothing else tells why.
+    """
 
     def __init__(self, load: Load, start_s: float) -> None:
         self.tallies = [Tally(backend, rows) for backend, rows in load.kinds]
@@ -37,7 +41,8 @@ class Recorder:
                 self.fault = f"{self._lost} requests in a row got no reply ({code})"
         else:
             self._lost = 0
-        if not self._start_s <= (outcome.due_s if self._by_due else time.perf_counter()) < self.end_s:
+        moment_s = outcome.due_s if self._by_due else time.perf_counter()
+        if moment_s < self._start_s or (moment_s >= self.end_s and (self._by_due or code != "no_answer")):
             return
         tally.sent += 1
         if self._by_due:

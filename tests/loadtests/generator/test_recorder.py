@@ -35,6 +35,14 @@ def test_a_closed_loop_counts_by_the_reply() -> None:
     assert recorder.tallies[0].answered == 1
 
 
+def test_what_a_closed_loop_got_no_answer_to_counts_although_that_is_known_only_after_the_end() -> None:
+    recorder = Recorder(load("closed"), start_s=time.perf_counter() - 16)
+    for code in ("no_answer", "connection", None):
+        recorder(context(due_s=0.0, code=code))
+    tally = recorder.tallies[0]
+    assert (tally.sent, tally.errors) == (1, {"no_answer": 1})
+
+
 def test_a_load_that_goes_on_counts_what_comes_meanwhile() -> None:
     recorder = Recorder(load("closed"), start_s=time.perf_counter() - 16)
     recorder(context(due_s=0.0))

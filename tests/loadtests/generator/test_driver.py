@@ -1,0 +1,47 @@
+"""A load in a process of its own, since locust patches the standard library, and with a short limit for an answer."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.loadtests.faulty_server import WIDTH, faulty_server
+from tests.service.running_server import ROOT
+
+PROGRAM = """
+import json, sys
+import loadtests.generator.target as generator_target
+generator_target.ANSWER_LIMIT_S = 0.4
+from loadtests.generator.load import Load
+from loadtests.generator.load_profile import PROFILES
+from loadtests.generator.processes import Generator
+from loadtests.generator.shape import ProfileShape
+port, loop, width = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+target = generator_target.Target("127.0.0.1", port, "m", "json", width, width, 0)
+with Generator(target) as generator:
+    if loop == "shape":
+        generator.environment.shape_class = ProfileShape(PROFILES["steady"], 2, 0.2, is_held=True)
+    load = Load((("fused", 1),), loop, "a load", 0.0, 0.2, (0,), users=2, rate_per_s=100.0)
+    (tally,) = generator.run(load)
+print(json.dumps([tally.sent, tally.answered, dict(tally.errors)]))
+"""
+
+
+@pytest.mark.slow  # imports locust
+@pytest.mark.parametrize("loop", ["closed", "shape", "open"])
+def test_what_is_never_answered_counts_in_every_kind_of_loop(loop: str) -> None:
+    def fault(path: str, number: int, right: bytes) -> bytes | None:
+        if path.startswith("/predict") and number > 5:
+            time.sleep(1.5)
+            return None
+        return right
+
+    with faulty_server(fault) as server:
+        arguments = [sys.executable, "-c", PROGRAM, str(server.server_address[1]), loop, str(WIDTH)]
+        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    sent, answered, errors = json.loads(done.stdout)
+    assert answered == 5
+    assert errors["no_answer"] == sent - answered > 0
