@@ -75,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
         "rows": options.rows,
         "wire": options.wire,
         "seconds": seconds,
+        "warm_up_s": options.warm_up_s,  # before those
         "users": options.users if options.rate is None else None,  # at the peak
         "rate_per_s": options.rate,  # the same of an open loop
         "objective_ms": options.objective_ms,
@@ -98,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
             kinds=kinds,
             loop="shape" if options.rate is None else "open",
             label=options.name,
-            warm_up_s=0.0,
+            warm_up_s=options.warm_up_s,
             seconds=seconds,
             seed=(options.seed,),
             users=options.users if options.rate is None else 0,
@@ -114,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
                 verdicts = overload_verdicts(options, found)
             else:
                 if load.loop == "shape":
-                    shape = ProfileShape(PROFILES[scenario.profile], options.users, seconds, is_held=True)
+                    shape = ProfileShape(PROFILES[scenario.profile], options.users, seconds, True, options.warm_up_s)
                     ready.generator.environment.shape_class = shape
                 verdicts = load_verdicts(options, scenario, ready.measurement, ready.measurement.run(load))
         except (OSError, LoadTestError) as error:

@@ -26,7 +26,7 @@ def send_arrivals(driver: "Driver", start_s: float) -> None:
     """Send the requests of the driver's load, and wait for all replies."""
     load = driver.load
     seconds = load.warm_up_s + load.seconds
-    moments = arrivals(load.rate_per_s, seconds, load.seed, PROFILES[load.profile])
+    moments = arrivals(load.rate_per_s, seconds, load.seed, PROFILES[load.profile], load.warm_up_s)
     latest_s = start_s + seconds + LATEST_S
     callers = Callers(driver.send, driver.recorder.lost)
     try:

@@ -96,14 +96,12 @@ def best_users(measurement: Measurement, base: Load, seconds: float) -> int:
 
 def as_closed(base: Load, users: int, seconds: float, label: str) -> Load:
     """Return a closed loop of the same requests."""
-    return replace(base, loop="closed", label=label, warm_up_s=0.5, seconds=seconds, users=users)
+    return replace(base, loop="closed", label=label, seconds=seconds, users=users)
 
 
 def as_open(base: Load, rate_per_s: float, seconds: float, label: str) -> Load:
     """Return an open loop of the same requests."""
-    return replace(
-        base, loop="open", label=label, warm_up_s=0.5, seconds=seconds, rate_per_s=rate_per_s, profile="steady"
-    )
+    return replace(base, loop="open", label=label, seconds=seconds, rate_per_s=rate_per_s, profile="steady")
 
 
 def recovery_s(target: Target, backend: str, rows: int, limit_ms: float) -> float:

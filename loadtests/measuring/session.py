@@ -75,8 +75,8 @@ def add_arguments(parser: argparse.ArgumentParser, name: str = "") -> None:
     parser.add_argument("--rows", type=up_to(MOST_ROWS), default=1, help="rows in each request")
     parser.add_argument("--wire", choices=WIRES, default="json", help="how rows and outputs travel")
     parser.add_argument("--objective-ms", type=positive, default=50.0, help="the most that the p99 may be")
-    parser.add_argument("--seconds", type=seconds, default=5.0, help="measured seconds of each run")
-    parser.add_argument("--warm-up-s", type=seconds, default=1.0, help="seconds of each run before those")
+    parser.add_argument("--seconds", type=seconds, default=5.0, help="measured seconds of each load")
+    parser.add_argument("--warm-up-s", type=seconds, default=1.0, help="seconds of each load before those")
     parser.add_argument(
         "--seed", type=partial(whole, least=0, most=MOST_SEED), default=0, help="seed of rows and arrivals"
     )

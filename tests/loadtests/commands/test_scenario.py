@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # a real server under load
 
 
 def ends(out: Path, server: RunningServer) -> list[str]:
-    return ["--out", str(out), "--url", server.url, "--server-pid", str(server.process.pid)]
+    return ["--out", str(out), "--url", server.url, "--server-pid", str(server.process.pid), "--warm-up-s", "0.1"]
 
 
 def scenario(out: Path, server: RunningServer, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +54,8 @@ def test_an_objective_that_is_kept_to_passes(server: RunningServer, tmp_path: Pa
     assert document["command"] == ["python", "-m", "loadtests", "scenario", "soak", *flags, *ends(tmp_path, server)]
     assert (document["seed"], document["users"], document["rate_per_s"]) == (0, 2, None)
     assert (document["objective_ms"], document["seconds"], document["model"]) == (5000, 1, "digits")
+    assert document["warm_up_s"] == 0.1
+    assert measured["seconds"] == 1
     assert datetime.fromisoformat(document["started"]) <= datetime.now(UTC)
     assert not list(tmp_path.glob("*.part"))
     assert (tmp_path / "locust.html").stat().st_size > 0
@@ -133,7 +135,9 @@ def test_an_overload_is_three_times_what_the_server_answers_and_what_it_refuses_
     flags = ("--seconds", "1", "--rows", "16", "--wire", "binary", "--backends", "fused")
     with faulty_server(one_at_a_time()) as server:
         where = ("--out", str(tmp_path), "--url", server.url, "--server-pid", str(os.getpid()))
-        done = fork_server.run_loadtests("scenario", "overload", *flags, *where, environment=environment())
+        done = fork_server.run_loadtests(
+            "scenario", "overload", "--warm-up-s", "0.1", *flags, *where, environment=environment()
+        )
     assert set(passed(done, tmp_path)) == {"p99 of what was accepted", "goodput", "recovery", "memory growth"}
     written = json.loads((tmp_path / "scenario.json").read_text())
     found = written["overload"]

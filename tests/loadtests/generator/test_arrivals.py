@@ -28,3 +28,10 @@ def test_a_profile_thins_the_peak_s_arrivals() -> None:
     spiking = arrivals(1000, 100, (0,), spike)
     assert ((spiking > 40) & (spiking < 60)).sum() == pytest.approx(20_000, rel=0.03)
     assert (spiking < 40).sum() == pytest.approx(8_000, rel=0.05)
+
+
+def test_the_warm_up_has_the_profile_s_first_share_and_the_profile_the_time_after_it() -> None:
+    spiking = arrivals(1000, 110, (0,), spike, warm_up_s=10)
+    assert (spiking < 10).sum() == pytest.approx(2_000, rel=0.1)
+    assert ((spiking > 50) & (spiking < 70)).sum() == pytest.approx(20_000, rel=0.03)
+    assert (arrivals(1000, 110, (0,), ramp, warm_up_s=10) < 10).sum() == 0
