@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rates",
         type=lambda text: None if text == "auto" else numbers(rate)(text),
         default="auto",
-        help="requests a second of the open loop, comma-separated; auto: shares of each backend's knee, and beyond it",
+        help="requests a second of the open loop, comma-separated; auto: shares of each backend's knee, and beyond "
+        "it, each for up to 4 times --seconds where it has fewer than 200 requests in them",
     )
     parser.add_argument(
         "--knee", action=argparse.BooleanOptionalAction, default=True, help="find the rate that holds (default: --knee)"

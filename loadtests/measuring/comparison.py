@@ -1,6 +1,7 @@
 """Loads the backends of one server in interleaved rounds, and records the evidence.
 
-Rounds go A B C A B C, each backend with the same arrivals and rows, so that disturbances of the host affect all alike.
+Rounds go A B C, B C A, C A B, each backend with the same arrivals and rows, so that disturbances of the host affect all
+alike, and none always runs behind the same other.
 First comes a closed loop at each number of users, which gives the first rate for the search; then the search for the
 highest rate that holds, one step at a time for all backends; then an open loop at each rate, below the knee and beyond
 it.
@@ -22,8 +23,8 @@ SHARES = (0.25, 0.5, 0.75, 0.9)  # of the knee, or of what the closed loop reach
 BEYOND = (1.2, 2.0)  # of the same: what becomes of goodput past the knee
 HELD_SHARE = 0.99  # of what was due, answered within the objective: then the p99 is within it
 FIRST_SHARE = 0.6  # of what the closed loop reached: tried first
-FEWEST_REQUESTS = 200  # in a step of the search, so that a p99 means something
-LONGEST_STEP = 4  # times the seconds of other runs
+FEWEST_REQUESTS = 200  # at a rate that nobody gave, so that a p99 means something
+LONGEST_STEP = 4  # times the seconds that are asked for: more are not taken for the sake of those requests
 MOST_REPEATS = 3  # of a step in which the generator was the bottleneck
 
 
@@ -72,7 +73,7 @@ class Comparison:
         steps = [(number, users) for number in range(self._plan.rounds) for users in self._plan.users]
         with progress("closed loop", len(steps) * len(backends)) as advance:
             for number, users in steps:
-                for backend in backends:
+                for backend in turned(backends, number):
                     load = self._load(backend, "closed", f"{users} users", (number,), users=users)
                     run = self._measure(load, number)
                     reached[backend].setdefault(users, []).append(run.answered_per_s)
@@ -90,9 +91,9 @@ class Comparison:
                 }
                 rounds.append(searches)
                 for _ in range(MOST_TRIES):
-                    for backend, search in searches.items():
-                        if not search.is_over:
-                            self._try(backend, search, number)
+                    for backend in turned(backends, number):
+                        if not searches[backend].is_over:
+                            self._try(backend, searches[backend], number)
                             advance()
         self._evidence.knees = [knee(name, [each[name] for each in rounds]) for name in backends]
         return {each.backend: each.rate_per_s or reached[each.backend] for each in self._evidence.knees}
@@ -102,9 +103,8 @@ class Comparison:
 
         A rate that holds although the generator was late would hold otherwise, too.
         """
-        seconds = min(max(self._plan.seconds, FEWEST_REQUESTS / search.rate_per_s), LONGEST_STEP * self._plan.seconds)
         for _ in range(MOST_REPEATS):
-            load = self._arrivals(backend, search.rate_per_s, number, seconds)
+            load = self._arrivals(backend, search.rate_per_s, number)
             run = self._measure(load, number, is_search=True)
             if run.invalid is None or has_held(run):
                 search.tell(has_held(run))
@@ -120,12 +120,17 @@ class Comparison:
         with progress("open loop", self._plan.rounds * steps * len(backends)) as advance:
             for number in range(self._plan.rounds):
                 for step in range(steps):
-                    for backend in backends:
+                    for backend in turned(backends, number):
                         all_rates = [*rates(backend), *(share * bounds[backend] for share in beyond)]
-                        self._measure(self._arrivals(backend, all_rates[step], number, self._plan.seconds), number)
+                        load = self._arrivals(backend, all_rates[step], number, self._plan.rates_per_s is not None)
+                        self._measure(load, number)
                         advance()
 
-    def _arrivals(self, backend: str, rate_per_s: float, number: int, seconds: float) -> Load:
+    def _arrivals(self, backend: str, rate_per_s: float, number: int, is_given: bool = False) -> Load:
+        """Return an open loop; one whose rate nobody gave takes longer where it would have too few requests."""
+        seconds = self._plan.seconds
+        if not is_given:
+            seconds = min(max(seconds, FEWEST_REQUESTS / rate_per_s), LONGEST_STEP * seconds)
         label = f"{rate_per_s:.4g}/s"
         return self._load(backend, "open", label, (number,), rate_per_s=rate_per_s, seconds=seconds)
 
@@ -153,6 +158,12 @@ class Comparison:
 
     def _measure(self, load: Load, number: int, is_search: bool = False) -> Run:
         return self._measurement.run(load, number, is_search)
+
+
+def turned(backends: list[str], number: int) -> list[str]:
+    """Return the backends in the order of a round: each round begins with another."""
+    turn = number % len(backends)
+    return backends[turn:] + backends[:turn]
 
 
 def has_held(run: Run) -> bool:

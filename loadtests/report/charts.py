@@ -27,6 +27,7 @@ from loadtests.report.points import (
     OfferedLoad,
     Point,
     fault,
+    has_percentile,
     held,
     mean_batch_rows,
     number,
@@ -130,10 +131,15 @@ def _latencies(evidence: Evidence) -> list[Chart]:
         return []
     knees = knees_of(evidence)
     caption = (
-        "Medians over the rounds, with extremes, from the intended start of each request. A star is the knee, the "
-        "highest rate that keeps p99 within the objective. Hollow: over 1% of the requests were not answered. Small: "
-        "tried in the search for the knee, and not in every round."
+        "Medians over the rounds, with extremes, from the intended start. A star, or the line below it, "
+        "is the knee, the highest rate that keeps p99 within the objective. Hollow: over 1% of the requests were not "
+        "answered. Small: tried in the search for the knee, and not in every round."
     )
+    few = sum(run.latency_ms is not None and not has_percentile(run, 0.99) for point in found for run in point.counted)
+    if few:
+        caption += (
+            f" {few} run{'' if few == 1 else 's'} answered fewer than 100 requests: such a p99 is nearly the longest."
+        )
     told = "; ".join(
         f"{name} has its knee at {number(knee.rate_per_s or 0)} requests a second" for name, knee in knees.items()
     )
@@ -166,6 +172,8 @@ def _latency(
         if name in knees:
             rate, style = knees[name].rate_per_s or 0, line_style(scheme, place)
             axes.plot([rate, rate], [bottom, evidence.objective_ms], **style | {"marker": ""}, linewidth=0.9)
+            if figure_of is not p99_ms:
+                continue
             star = {"marker": "*", "markersize": 11, "markeredgecolor": scheme.ink, "markeredgewidth": 0.6}
             axes.plot(rate, evidence.objective_ms, **style | star, zorder=5)
     axes.set_ylim(bottom=bottom)
@@ -262,9 +270,9 @@ def _stages(evidence: Evidence, loop: str) -> Chart | None:
         told.append(f"{point.backend} at {point.load} {number(total)} ms, {shares[longest]:.0f}% of it {longest}")
     kind = "an open loop" if loop == "open" else "a closed loop"
     caption = (
-        "Shares of the mean latency, which stands beside the bar. Queue: waiting for its turn; batch: being put "
-        "together; compute; encode: reading and writing bodies; wire: the rest, a late generator included."
-        + _left_out(shown, found)
+        "Shares of the mean latency, all rounds together, which stands beside the bar. Queue: waiting for its turn; "
+        "batch: being put together; compute; encode: reading and writing bodies; wire: the rest, a late generator "
+        "included." + _left_out(shown, found)
     )
     draw = bars(groups, STAGES, "share of the mean latency, %")
     alt = f"Stacked bars of where the time goes. {'; '.join(told)}."
@@ -272,9 +280,10 @@ def _stages(evidence: Evidence, loop: str) -> Chart | None:
 
 
 def _stage_ms(point: Point, stage: str) -> float:
-    """Return the median over the rounds of a stage's mean."""
-    spread = point.spread(lambda run: None if run.stages_ms is None else float(getattr(run.stages_ms, stage)))
-    return spread.median if spread else 0.0
+    """Return a stage's mean over all requests of the rounds: medians of its parts would not sum to the latency."""
+    runs = [(float(getattr(run.stages_ms, stage)), run.answered) for run in point.counted if run.stages_ms is not None]
+    answered = sum(count for _, count in runs)
+    return sum(mean_ms * count for mean_ms, count in runs) / answered if answered else 0.0
 
 
 def _errors(evidence: Evidence) -> Chart | None:

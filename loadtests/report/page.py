@@ -12,12 +12,16 @@ from loadtests.conditions import told_commit
 from loadtests.evidence import Evidence, Knee, Run
 from loadtests.report.charts import NAMES, charts
 from loadtests.report.drawing import DARK, LIGHT, Chart, Scheme, image
-from loadtests.report.points import Point, Spread, fault, load_of, number, points
+from loadtests.report.points import Point, Spread, fault, has_percentile, load_of, number, points, repeated
 from loadtests.report.summary import knee_ratio, knees_of, least_of, summary
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MIME = {"svg": "image/svg+xml", "png": "image/png"}
 NONE = "-"
+PARTS = {"p90": 0.9, "p99": 0.99, "p999": 0.999}
+FEW = (
+    "A percentile stands where at least one request is beyond it: p99 takes 100 answered ones in each run, p99.9 1000."
+)
 WORDS = frozenset({"backend", "implementation", "load", "counts", "errors"})  # columns of text; the others hold figures
 
 Cell = str | tuple[str, ...]  # or a figure, and below it what it is spread over
@@ -120,7 +124,8 @@ def overview(evidence: Evidence) -> Table:
         mine = [point for point in points(evidence) if point.backend == name and point.counted]
         open_, closed = ([point for point in mine if point.load.loop == loop] for loop in ("open", "closed"))
         ratio = knee_ratio(evidence, name, base)
-        goodput = [spread for point in open_ if (spread := point.spread(lambda run: run.goodput_per_s))]
+        often = repeated(open_)  # the best of many single runs would be luck
+        goodput = [spread for point in often if (spread := point.spread(lambda run: run.goodput_per_s))]
         throughput = [spread for point in closed if (spread := point.spread(lambda run: run.answered_per_s))]
         first = Point(name, mine[0].load, tuple(run for point in mine for run in point.counted), ()) if mine else None
         rows.append(
@@ -170,7 +175,7 @@ def by_load(evidence: Evidence) -> Table:
         "loads",
         "Every load, over the rounds",
         "Medians over the rounds that count; below them quartiles, then extremes. Latencies are of the requests "
-        "answered with 200, from the intended start.",
+        f"answered with 200, from the intended start. {FEW}",
         ("load", "backend", "rounds that count", "not answered, %", *figures),
         [
             (
@@ -178,7 +183,7 @@ def by_load(evidence: Evidence) -> Table:
                 point.backend,
                 f"{len(point.counted)} of {len(point.counted) + len(point.rejected)}",
                 f"{100 * point.failed_share:.1f}" if point.counted else NONE,
-                *(told(point.spread(figure_of)) for figure_of in figures.values()),
+                *(NONE if lacks(point, figure_of) else told(point.spread(figure_of)) for figure_of in figures.values()),
             )
             for point in found
         ],
@@ -191,7 +196,7 @@ def every_run(evidence: Evidence) -> Table:
     return Table(
         "runs",
         "Every run",
-        "In the order they ran. CPU: cores for the server, share of one core for the generator.",
+        f"In the order they ran. CPU: cores for the server, share of one core for the generator. {FEW}",
         (
             "run",
             "round",
@@ -250,8 +255,18 @@ def every_run(evidence: Evidence) -> Table:
 
 
 def latency(name: str) -> Callable[[Run], float | None]:
-    """Return what reads one figure of a run's latency."""
-    return lambda run: None if run.latency_ms is None else float(getattr(run.latency_ms, name))
+    """Return what reads one figure of a run's latency; a percentile only where enough requests were answered for it."""
+    part = PARTS.get(name, 0.0)
+
+    def read(run: Run) -> float | None:
+        return None if run.latency_ms is None or not has_percentile(run, part) else float(getattr(run.latency_ms, name))
+
+    return read
+
+
+def lacks(point: Point, figure_of: Callable[[Run], float | None]) -> bool:
+    """Whether a run that answered has no such figure: a median of the others would be that of the busier rounds."""
+    return any(run.latency_ms is not None and figure_of(run) is None for run in point.counted)
 
 
 def stage(name: str) -> Callable[[Run], float | None]:

@@ -9,6 +9,7 @@ from typing import Self
 from loadtests.evidence import Evidence, Run
 
 FAILED_SHARE = 0.01  # of what was due: above it, the latency of what was answered tells half of the story
+FEWEST_ABOVE = 1  # requests beyond a percentile: with fewer it is little else than the longest
 FEWEST_POINTS = 3  # that make a line
 
 
@@ -169,6 +170,11 @@ def p99_ms(run: Run) -> float | None:
 def p50_ms(run: Run) -> float | None:
     """Return a run's median in milliseconds; None where nothing was answered."""
     return None if run.latency_ms is None else run.latency_ms.p50
+
+
+def has_percentile(run: Run, part: float) -> bool:
+    """Whether enough requests were answered for a percentile; `part` is its share, such as 0.99."""
+    return run.answered * (1 - part) >= FEWEST_ABOVE - 1e-9
 
 
 def mean_batch_rows(run: Run) -> float | None:

@@ -47,5 +47,6 @@ def table(found: list[Point]) -> list[str]:
         told = ["-" if spread is None else number(spread.median) for spread in spreads]
         note = "  tried in the search" if point.is_search else ""
         note += "" if point.counted else "  no round counts"
+        note += f"  {point.failed_share:.1%} not answered" if point.failed_share else ""
         rows.append(form.format(point.backend, str(point.load), *told) + note)
     return rows

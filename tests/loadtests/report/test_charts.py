@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from PIL import Image
 
-from loadtests.evidence import Evidence
+from loadtests.evidence import Evidence, Stages
 from loadtests.report import drawing
 from loadtests.report.charts import charts, overview
 from loadtests.report.drawing import DARK, LIGHT, Chart, Scheme, image
@@ -145,6 +145,28 @@ def test_stages_add_up_to_the_whole_and_their_mean_stands_beside() -> None:
     assert list(ends.values()) == [pytest.approx(100.0)] * 9
     totals = [f"{number(run.latency_ms.mean)} ms" for run in evidence.runs if run.loop == "closed" and run.latency_ms]
     assert sorted(text.get_text() for text in figure.axes[0].texts) == sorted(totals)
+
+
+def test_stages_of_unlike_rounds_add_up_to_the_mean_of_all_requests() -> None:
+    evidence = made_evidence.compared({"fused": 950.0})
+    first, second = (run for run in evidence.runs if run.users == 1 and run.round < 2)
+    evidence.runs = [
+        replace(first, answered=300, stages_ms=Stages(1.0, 0.0, 5.0, 0.0, 0.0)),
+        replace(second, answered=100, stages_ms=Stages(5.0, 0.0, 1.0, 0.0, 0.0)),
+    ]
+    figure = drawn(chart_of(evidence, "stages-closed"))
+    assert [text.get_text() for text in figure.axes[0].texts] == ["6.00 ms"]
+    widths = [round(bar.get_width(), 1) for bar in figure.axes[0].patches]  # type: ignore[attr-defined]
+    assert widths == [33.3, 0.0, 66.7, 0.0, 0.0]
+
+
+def test_a_p99_of_few_requests_is_told_of_in_the_caption() -> None:
+    evidence = made_evidence.compared()
+    chart = chart_of(evidence, "latency-p99")
+    assert "fewer than 100" not in chart.caption
+    place = next(place for place, run in enumerate(evidence.runs) if run.loop == "open")
+    evidence.runs[place] = replace(evidence.runs[place], answered=99)
+    assert "1 run answered fewer than 100 requests" in chart_of(evidence, "latency-p99").caption
 
 
 def test_the_distribution_is_that_of_the_histograms() -> None:

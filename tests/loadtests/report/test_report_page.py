@@ -146,6 +146,35 @@ def test_a_run_that_does_not_count_is_in_no_median() -> None:
     assert of_first_load(before)[3:] == of_first_load(after)[3:]
 
 
+def test_a_percentile_of_too_few_requests_is_none() -> None:
+    evidence = made_evidence.compared()
+    counts = (90, 100, 999, 1000)
+    evidence.runs = [replace(run, answered=count) for run, count in zip(evidence.runs[:4], counts, strict=True)]
+    heading, *runs = [row for row in Reader(without_charts(evidence)).rows if len(row) > 20]
+    shown = [[row[heading.index(name)] != "-" for name in ("p90, ms", "p99, ms", "p99.9, ms")] for row in runs]
+    assert shown == [[True, False, False], [True, True, False], [True, True, False], [True, True, True]]
+
+
+def test_no_median_is_taken_of_the_rounds_alone_that_have_a_percentile() -> None:
+    evidence = made_evidence.compared()
+    evidence.runs[0] = replace(evidence.runs[0], answered=99)
+    rows = [row for row in Reader(without_charts(evidence)).rows if row[:2] == ["1 user", "eager"]]
+    (shown,) = [row for row in rows if row[2] == "3 of 3"]
+    assert [cell == "-" for cell in shown[-5:]] == [False, False, True, True, False]
+
+
+def test_the_most_goodput_is_none_of_the_single_runs_of_the_search() -> None:
+    evidence = made_evidence.compared()
+    best = replace(evidence.runs[-1], is_search=True, seconds=0.001)
+
+    def most() -> list[list[str]]:
+        return [row for row in Reader(without_charts(evidence)).rows if row[:2] == ["fused", "onednn"]]
+
+    before = most()
+    evidence.runs.append(best)
+    assert most() == before
+
+
 def test_rows_that_lose_are_there_with_their_quartiles_and_extremes() -> None:
     rows = Reader(without_charts(made_evidence.compared({"eager": 900.0, "fused": 450.0}))).rows
     (fused,) = [row for row in rows if row[:2] == ["fused", "onednn"]]

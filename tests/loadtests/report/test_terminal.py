@@ -1,5 +1,6 @@
 """What `compare` prints: the three sentences, the search of each backend, and the medians of each load."""
 
+import re
 from dataclasses import replace
 
 from loadtests.evidence import Knee
@@ -24,6 +25,12 @@ def test_the_sentences_come_first_and_each_load_has_its_medians() -> None:
 def test_a_load_of_which_no_round_counts_says_so() -> None:
     assert "no round counts" in lines(made_evidence.invalid())[-1]
     assert lines(made_evidence.empty())[-1] == ""
+
+
+def test_what_was_not_answered_is_told_beside_the_latency_of_what_was() -> None:
+    (row,) = [line for line in lines(made_evidence.compared()) if line.startswith("eager      1200 requests/s")]
+    assert re.fullmatch(r".* 6\d\.\d% not answered", row)
+    assert "not answered" not in "".join(line for line in lines(made_evidence.compared()) if "1 user" in line)
 
 
 def test_a_search_tells_what_it_found_or_why_it_ended() -> None:
