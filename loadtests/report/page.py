@@ -12,7 +12,7 @@ from loadtests.conditions import told_commit
 from loadtests.evidence import Evidence, Knee, Run
 from loadtests.report.charts import NAMES, charts
 from loadtests.report.drawing import DARK, LIGHT, Chart, Scheme, image
-from loadtests.report.points import Point, Spread, fault, has_percentile, load_of, number, points, repeated
+from loadtests.report.points import OfferedLoad, Point, Spread, fault, has_percentile, load_of, number, points, repeated
 from loadtests.report.summary import knee_ratio, knees_of, least_of, summary
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -179,7 +179,7 @@ def by_load(evidence: Evidence) -> Table:
         ("load", "backend", "rounds that count", "not answered, %", *figures),
         [
             (
-                (str(point.load), "tried in the search") if point.is_search else str(point.load),
+                told_load(point.load, point.is_search),
                 point.backend,
                 f"{len(point.counted)} of {len(point.counted) + len(point.rejected)}",
                 f"{100 * point.failed_share:.1f}" if point.counted else NONE,
@@ -231,7 +231,7 @@ def every_run(evidence: Evidence) -> Table:
                 str(place),
                 str(run.round + 1),
                 run.backend,
-                str(load_of(run)),
+                told_load(load_of(run), run.is_search),
                 f"no: {reason}" if (reason := fault(run)) is not None else "yes",
                 number(run.seconds),
                 str(run.sent),
@@ -262,6 +262,11 @@ def latency(name: str) -> Callable[[Run], float | None]:
         return None if run.latency_ms is None or not has_percentile(run, part) else float(getattr(run.latency_ms, name))
 
     return read
+
+
+def told_load(load: OfferedLoad, is_search: bool) -> Cell:
+    """Return a load as a cell, and below it whether the search tried it."""
+    return (str(load), "tried in the search") if is_search else str(load)
 
 
 def lacks(point: Point, figure_of: Callable[[Run], float | None]) -> bool:
