@@ -196,7 +196,8 @@ def every_run(evidence: Evidence) -> Table:
     return Table(
         "runs",
         "Every run",
-        f"In the order they ran. CPU: cores for the server, share of one core for the generator. {FEW}",
+        f"In the order they ran. CPU: cores for the server and for others, "
+        f"which are neither, share of one core for the generator. {FEW}",
         (
             "run",
             "round",
@@ -225,6 +226,7 @@ def every_run(evidence: Evidence) -> Table:
             "server CPU, cores",
             "server GPU, %",
             "generator CPU, %",
+            "others' CPU, cores",
         ),
         [
             (
@@ -246,6 +248,7 @@ def every_run(evidence: Evidence) -> Table:
                 figure(run.server_cpu),
                 figure(None if run.server_gpu is None else 100 * run.server_gpu),
                 figure(100 * run.generator_cpu),
+                figure(run.other_cpu),
             )
             for place, run in enumerate(evidence.runs, start=1)
         ],

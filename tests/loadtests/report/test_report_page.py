@@ -106,7 +106,7 @@ def test_the_page_has_the_three_sentences_and_what_ended_it_at_its_top(name: str
 def test_every_run_has_a_row_and_says_whether_it_counts() -> None:
     evidence = made_evidence.compared()
     evidence.runs[5] = replace(evidence.runs[5], invalid="the generator was late")
-    evidence.runs[7] = replace(evidence.runs[7], wrong=1)
+    evidence.runs[7] = replace(evidence.runs[7], wrong=1, other_cpu=0.25)
     text = without_charts(evidence)
     rows = [row for row in Reader(text).rows if len(row) > 20]
     heading, *runs = rows
@@ -118,6 +118,7 @@ def test_every_run_has_a_row_and_says_whether_it_counts() -> None:
         "no: 1 of 8 checked replies were wrong",
     ]
     assert [row[heading.index("sent")] for row in runs] == [str(run.sent) for run in evidence.runs]
+    assert [row[heading.index("others' CPU, cores")] for row in (runs[0], runs[7])] == ["-", "0.250"]
     assert text.count('<tr class="rejected">') == 2
     assert "2 of 108 runs do not count" in text
 
