@@ -21,6 +21,7 @@ from loadtests.generator.target import ANSWER_LIMIT_S, Payload, Target, payloads
 
 FAILED_PAUSE_S = 0.01  # before a user whose request failed sends the next one
 WAIT_STEP_S = 0.005
+LINGER_S = 0.1  # after the last reply: one more is yet to come where a second one was taken for the next request's
 LONGER_S = 0.1  # that a closed loop goes on at a time, until a reply has come
 
 refine()
@@ -140,6 +141,7 @@ class Driver:
         limit_s = time.perf_counter() + ANSWER_LIMIT_S + LONGER_S
         while self._asking and not self.recorder.fault and time.perf_counter() < limit_s:
             gevent.sleep(WAIT_STEP_S)
+        gevent.sleep(LINGER_S)
 
     def _watch(self, start_s: float) -> float:
         """Return the share of a core that this process used in the measured time, and end the load after it.

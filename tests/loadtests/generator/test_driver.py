@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.loadtests.faulty_server import WIDTH, faulty_server
+from tests.loadtests.faulty_server import WIDTH, Server, faulty_server
 from tests.service.running_server import ROOT
 
 PROGRAM = """
@@ -29,6 +29,15 @@ print(json.dumps([tally.sent, tally.answered, dict(tally.errors)]))
 """
 
 
+def driven(server: Server, loop: str) -> tuple[int, int, dict[str, int]]:
+    """Return what one load sent, what was answered, and the errors."""
+    arguments = [sys.executable, "-c", PROGRAM, str(server.server_address[1]), loop, str(WIDTH)]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    sent, answered, errors = json.loads(done.stdout)
+    return sent, answered, errors
+
+
 @pytest.mark.slow  # imports locust
 @pytest.mark.parametrize("loop", ["closed", "shape", "open"])
 def test_what_is_never_answered_counts_in_every_kind_of_loop(loop: str) -> None:
@@ -39,9 +48,20 @@ def test_what_is_never_answered_counts_in_every_kind_of_loop(loop: str) -> None:
         return right
 
     with faulty_server(fault) as server:
-        arguments = [sys.executable, "-c", PROGRAM, str(server.server_address[1]), loop, str(WIDTH)]
-        done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
-    assert done.returncode == 0, done.stderr
-    sent, answered, errors = json.loads(done.stdout)
+        sent, answered, errors = driven(server, loop)
     assert answered == 5
     assert errors["no_answer"] == sent - answered > 0
+
+
+@pytest.mark.slow
+def test_a_second_reply_that_comes_while_the_next_request_is_under_way_is_found_at_the_end() -> None:
+    def fault(path: str, number: int, right: bytes) -> bytes | tuple[bytes, ...]:
+        if not path.startswith("/predict"):
+            return right
+        time.sleep(0.02)
+        return (right, right) if number == 4 else right
+
+    with faulty_server(fault) as server:
+        sent, answered, errors = driven(server, "closed")
+    assert sent == answered + errors.get("bad_reply", 0)  # where both come at once, since the host is busy
+    assert sum(errors.values()) == 1
