@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
@@ -60,12 +60,17 @@ def require_free_flags(flags: list[str]) -> None:
                 raise ServerFlagError(f"-- {name}: expected no {chosen} for the server behind `--`: {instead}")
 
 
-def free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def free_port() -> Iterator[int]:
+    """A port of the loopback interface that nobody listens on, and that the system gives to nobody else meanwhile.
+
+    A server can listen on it if it sets SO_REUSEADDR or SO_REUSEPORT, as all that are measured do (socket(7)).
+    """
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 class ServerProcess:
@@ -73,26 +78,28 @@ class ServerProcess:
 
     def __init__(
         self,
-        command: list[str],
-        port: int,
+        command: Callable[[int], list[str]],
         ready_path: str,
         environment: dict[str, str] | None = None,
         cpus: frozenset[int] | None = None,
         on_answer: Callable[[int], None] = ignored,
     ) -> None:
-        """`ready_path` answers below 400 once the server is ready; None: this process's environment and cores.
+        """`command` makes the command line for a port, `ready_path` answers below 400 once the server is ready.
+
+        None: this process's environment and cores.
 
         `on_answer` is called with the port once the server answers but is not ready yet; if it raises, the server is
         ended.
         """
-        self.port = port
-        self.pid: int | None = None  # once it is started
+        self.port = 0  # as `pid`, once it is started
+        self.pid: int | None = None
         self._command = command
         self._ready_path = ready_path
         self._environment = environment
         self._cpus = cpus
         self._on_answer = on_answer
         self._process: subprocess.Popen[bytes] | None = None
+        self._held = contextlib.ExitStack()
 
     @classmethod
     def service(
@@ -107,12 +114,14 @@ class ServerProcess:
         It may use only these cores; None: those of this process. At `on_answer` it can tell everything but what its
         workers do.
         """
-        port = free_port()
-        command = [sys.executable, "-m", "service", "--port", str(port), *arguments]
+
+        def command(port: int) -> list[str]:
+            return [sys.executable, "-m", "service", "--port", str(port), *arguments]
+
         chosen = {f"MLP_{name}" for name in ENVIRONMENT}
         environment = {name: value for name, value in os.environ.items() if name.upper() not in chosen}
         environment |= {"MLP_API_KEY": key} if key else {}
-        return cls(command, port, "/v2/health/ready", environment, cpus, on_answer)
+        return cls(command, "/v2/health/ready", environment, cpus, on_answer)
 
     def __enter__(self) -> Self:
         """Start the server and wait until it is ready.
@@ -122,13 +131,18 @@ class ServerProcess:
             Exception: what `on_answer` raises.
         """
         # In a process group of its own, so that Ctrl-C ends the measurement before it ends what is measured.
-        command = guarded(confining(self._cpus, self._command))
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, env=self._environment, stdout=subprocess.DEVNULL, process_group=0
-        )
-        self.pid = self._process.pid
+        self.port = self._held.enter_context(free_port())
+        command = self._command(self.port)
         try:
-            self._wait()
+            self._process = subprocess.Popen(
+                guarded(confining(self._cpus, command)),
+                cwd=ROOT,
+                env=self._environment,
+                stdout=subprocess.DEVNULL,
+                process_group=0,
+            )
+            self.pid = self._process.pid
+            self._wait(shlex.join(command))
         except BaseException:
             self.__exit__()
             raise
@@ -136,6 +150,7 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         """End the server."""
+        self._held.close()
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
@@ -152,9 +167,9 @@ class ServerProcess:
             connection.request("GET", path)
             return json.loads(connection.getresponse().read())
 
-    def _wait(self) -> None:
+    def _wait(self, told: str) -> None:
         assert self._process is not None  # noqa: S101  entered
-        limit, told = time.monotonic() + START_LIMIT_S, shlex.join(self._command)
+        limit = time.monotonic() + START_LIMIT_S
         has_answered = False
         while (status := self._status()) is None or status >= 400:
             if status is not None and not has_answered:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from loadtests.connection import Connection, UnexpectedReplyError, post
-from loadtests.server_process import ServerProcess, free_port
+from loadtests.server_process import ServerProcess
 
 ROUNDS = 20
 WARM_UP_REQUESTS = 200
@@ -47,15 +47,18 @@ def measure(requests: int = 4000) -> list[Overhead]:
         ServerStartError, UnexpectedReplyError, OSError: a server does not start, or does not answer.
     """
     body = json.dumps({"inputs": [float(value % 17) for value in range(64)]}).encode()
-    port = free_port()
-    echo_command = [sys.executable, "-m", "uvicorn", "loadtests.peers.programs.echo:app", "--port", str(port)]
-    echo_command += ["--no-access-log", "--log-level", "warning", "--loop", "uvloop", "--http", "httptools"]
-    with ServerProcess(echo_command, port, "/") as echo, ServerProcess.service("--backends", "eager,fused") as server:
+    with ServerProcess(echo_command, "/") as echo, ServerProcess.service("--backends", "eager,fused") as server:
         backend = str(server.get_json("/backend")["default"])
         return [
             compared(name, requests, backend, timer(echo.port, body), timer(server.port, body))
             for name, timer in (("raw socket", raw_socket), ("http.client", standard_client))
         ]
+
+
+def echo_command(port: int) -> list[str]:
+    """Return what starts the bare echo."""
+    command = [sys.executable, "-m", "uvicorn", "loadtests.peers.programs.echo:app", "--port", str(port)]
+    return [*command, "--no-access-log", "--log-level", "warning", "--loop", "uvloop", "--http", "httptools"]
 
 
 def compared(

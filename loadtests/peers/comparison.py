@@ -168,7 +168,7 @@ class PeerComparison:
         cells = [cell for cell in self._cells(name, model, wire) if cell.is_supported and not cell.failure]
         if not cells:
             return
-        server, port = SERVERS[name], free_port()
+        server = SERVERS[name]
         if server.missing:
             fail(cells, server.missing)
             return
@@ -176,7 +176,8 @@ class PeerComparison:
         self._logs.mkdir(parents=True, exist_ok=True)
         log = self._logs / f"{name}-{Path(model).name}-{wire}.log"
         try:
-            self._load(number, cells, tree(server, model, wire, self.plan.rows, port, log), port, loaded, checked)
+            with free_port() as port:
+                self._load(number, cells, tree(server, model, wire, self.plan.rows, port, log), port, loaded, checked)
         except (ServerTreeError, PeerError) as error:
             fail([cell for cell in cells if number not in cell.loads] or cells, str(error))
         if not any(cell.failure for cell in cells):

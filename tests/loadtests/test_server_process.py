@@ -1,5 +1,6 @@
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -30,9 +31,9 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 KILLED = """
 import sys, threading, time
-from loadtests.server_process import ServerProcess, free_port
+from loadtests.server_process import ServerProcess
 
-server = ServerProcess([sys.executable, "-c", "import time; time.sleep(600)"], free_port(), "/")
+server = ServerProcess(lambda port: [sys.executable, "-c", "import time; time.sleep(600)"], "/")
 def tell():
     while server.pid is None:
         time.sleep(0.01)
@@ -45,16 +46,16 @@ with server:
 
 def test_a_server_that_ends_at_once_is_named_by_a_command_that_can_be_repeated() -> None:
     command = [sys.executable, "-c", "raise SystemExit(3)"]
-    with pytest.raises(ServerStartError) as caught, ServerProcess(command, free_port(), "/"):
+    with pytest.raises(ServerStartError) as caught, ServerProcess(lambda _: command, "/"):
         pass
     assert str(caught.value) == f"{sys.executable} -c 'raise SystemExit(3)': ended with 3 before it was ready"
 
 
 def test_a_server_can_be_refused_once_it_answers_and_before_it_is_ready() -> None:
-    port = free_port()
-    server = ServerProcess([sys.executable, "-c", NEVER_READY, str(port)], port, "/", on_answer=refuse)
-    with pytest.raises(LookupError, match=f"asked {port}"), server:
+    server = ServerProcess(lambda port: [sys.executable, "-c", NEVER_READY, str(port)], "/", on_answer=refuse)
+    with pytest.raises(LookupError) as caught, server:
         pass
+    assert caught.value.args == (f"asked {server.port}",)
     assert server.pid is not None
     assert not psutil.pid_exists(server.pid)
 
@@ -65,7 +66,7 @@ def refuse(port: int) -> None:
 
 def test_a_server_that_is_given_up_while_it_starts_is_ended() -> None:
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    server = ServerProcess(command, free_port(), "/")
+    server = ServerProcess(lambda _: command, "/")
     has_ended = threading.Event()
 
     def give_up() -> None:
@@ -103,10 +104,18 @@ def test_a_server_whose_measurement_is_killed_while_it_starts_is_ended() -> None
 def test_a_server_is_confined_to_its_cores_before_its_first_line(tmp_path: Path) -> None:
     file, core = tmp_path / "cores", min(os.sched_getaffinity(0))
     code = f"import os; open({str(file)!r}, 'w').write(str(os.sched_getaffinity(0))); raise SystemExit(3)"
-    server = ServerProcess([sys.executable, "-c", code], free_port(), "/", cpus=frozenset({core}))
+    server = ServerProcess(lambda _: [sys.executable, "-c", code], "/", cpus=frozenset({core}))
     with pytest.raises(ServerStartError, match=f"^{sys.executable} -c .*: ended with 3"), server:
         pass
     assert file.read_text() == str({core})
+
+
+def test_a_port_is_given_to_nobody_else_before_a_server_listens_on_it() -> None:
+    with free_port() as port:
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))  # as the system does for who asks for any
+        with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+            pass
 
 
 @pytest.mark.parametrize("flag", [*CHOSEN, "--po", "--port=24040", "--api-k"])

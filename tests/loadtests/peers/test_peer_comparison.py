@@ -147,11 +147,10 @@ def test_a_model_that_is_not_there_is_named() -> None:
 def test_a_server_answers_the_expected_rows_and_leaves_no_process(
     name: str, wires: tuple[str, ...], digits: tuple[Sample, Sample], tmp_path: Path
 ) -> None:
-    server, port, log = SERVERS[name], free_port(), tmp_path / "log"
+    server, log = SERVERS[name], tmp_path / "log"
     if server.missing:
         pytest.skip(server.missing)
-    started = tree(server, "digits", wires[0], 3, port, log)
-    with started:
+    with free_port() as port, tree(server, "digits", wires[0], 3, port, log) as started:
         for wire in wires:
             loaded, checked = (server.exchange(wire, sample) for sample in digits)
             started.wait(lambda: answers(checked, port), 120)  # noqa: B023  called before the next one

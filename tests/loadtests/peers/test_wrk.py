@@ -1,15 +1,16 @@
 import dataclasses
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from loadtests.connection import Connection, post
+from loadtests.measuring.overhead import echo_command
 from loadtests.peers import wrk
-from loadtests.server_process import ServerProcess, free_port
+from loadtests.server_process import ServerProcess
+from tests.service.running_server import free_port
 
 COUNTS = (
     '{"timeout": 0, "p99_us": 900, "requests": 5000, "connect": 0, "p50_us": 100, "read": 0, "duration_us": 2000000, '
@@ -21,19 +22,8 @@ installed = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not i
 
 @pytest.fixture(scope="module")
 def echo() -> Iterator[int]:
-    port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "uvicorn",
-        "loadtests.peers.programs.echo:app",
-        "--port",
-        str(port),
-        "--log-level",
-        "error",
-    ]
-    with ServerProcess(command, port, "/"):
-        yield port
+    with ServerProcess(echo_command, "/") as server:
+        yield server.port
 
 
 def test_a_lua_literal_holds_any_byte() -> None:
