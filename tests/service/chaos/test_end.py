@@ -25,22 +25,22 @@ pytestmark = pytest.mark.slow  # real servers
 CALLERS = 12
 
 
-def call_until_refused(server: RunningServer, outcomes: "Counter[str]", warm: threading.Barrier) -> None:
+def call_until_refused(server: RunningServer, outcomes: list[str], warm: threading.Barrier) -> None:
     """Send one request after the other, over a connection that is kept, until the server takes no more."""
     with httpx.Client(base_url=server.url, timeout=60) as client:
         for turn in range(100_000):
             try:
                 reply = client.post("/predict", json={"inputs": [[0.5] * 8] * 3})
             except httpx.ConnectError:
-                outcomes["refused"] += 1
+                outcomes.append("refused")
                 return
             except (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
-                outcomes["closed"] += 1  # while it was idle, just before this one was sent
+                outcomes.append("closed")  # while it was idle, just before this one was sent
                 return
             except httpx.TransportError as error:
-                outcomes[f"lost: {error!r}"] += 1
+                outcomes.append(f"lost: {error!r}")
                 return
-            outcomes[str(reply.status_code)] += 1
+            outcomes.append(str(reply.status_code))
             if reply.status_code != 200:
                 assert reply.json()["code"] == "draining"
                 return
@@ -59,15 +59,16 @@ def test_sigterm_under_load_answers_what_was_accepted_and_leaves_nothing_behind(
         (sockets,) = Path(place).glob("fused-mlp-*")
         assert len(list(sockets.glob("*.sock"))) == processes
         pids = descendants(server.process.pid)
-        outcomes: Counter[str] = Counter()
+        told: list[str] = []  # threads that add to one count can lose some
         warm = threading.Barrier(CALLERS + 1)
-        callers = [threading.Thread(target=call_until_refused, args=(server, outcomes, warm)) for _ in range(CALLERS)]
+        callers = [threading.Thread(target=call_until_refused, args=(server, told, warm)) for _ in range(CALLERS)]
         for caller in callers:
             caller.start()
         warm.wait()
         assert server.stop() == 0
         for caller in callers:
             caller.join()
+        outcomes = Counter(told)
         assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
         assert outcomes["503"] + outcomes["refused"] + outcomes["closed"] == CALLERS
         assert outcomes["closed"] <= CALLERS // 4, outcomes  # hardly ever one; nearly all, if what is held were dropped
@@ -114,7 +115,11 @@ def test_a_client_that_does_not_read_is_let_go_before_what_waits_is_given_up(sta
             both.register(patient, select.POLLIN)
             (first, _), *_ = both.poll(60_000)  # in the order above, where both have come by then
             assert first == deaf.fileno()
-            assert b'"draining"' in patient.recv(65536)
+            reply = b""
+            while b'"draining"' not in reply:  # which may come after the head
+                more = patient.recv(65536)
+                assert more, reply
+                reply += more
     assert server.wait_exit() == 0
 
 
