@@ -95,7 +95,6 @@ class Docker:
         self.folder = Developer(folder).folder
         (self.folder / "out").mkdir()
         write_made_model(self.folder / "out", "mine", dim=WIDTHS["mine"], hidden=16, depth=1)
-        self.dangling = self.unnamed()
 
     def ask(self, *words: str) -> str:
         """Return what a command of Docker printed."""
@@ -107,7 +106,7 @@ class Docker:
         """Return a line with the names that hold here."""
         base = os.environ.get("BASE_IMAGE")
         places = {
-            "docker build": f"docker build --build-arg BASE_IMAGE={base}" if base else "docker build",
+            "docker build": f"docker build --label {OURS}" + (f" --build-arg BASE_IMAGE={base}" if base else ""),
             "docker run": f"docker run --name {name}",
             "fused-mlp-server": OURS,
             "mlp-cache": f"{OURS}-cache",
@@ -135,15 +134,16 @@ class Docker:
             container.end()
 
     def unnamed(self) -> set[str]:
-        """The images without a name, which builds leave behind."""
-        return set(self.ask("images", "--quiet", "--no-trunc", "--filter", "dangling=true").split())
+        """The images of the builds here that have lost their name to a later one."""
+        filters = ("--filter", "dangling=true", "--filter", f"label={OURS}")
+        return set(self.ask("images", "--quiet", "--no-trunc", *filters).split())
 
     def end(self) -> None:
         """Remove what was made."""
         subprocess.run(["docker", "volume", "rm", f"{OURS}-cache"], capture_output=True)
         tags = {self.here(tag) for line in DOCKER for words in docker_of(line)[0] for tag in after(words, "-t")}
         subprocess.run(["docker", "image", "rm", *tags], capture_output=True)
-        while left := self.unnamed() - self.dangling:
+        while left := self.unnamed():
             if subprocess.run(["docker", "image", "rm", *left], capture_output=True).returncode:
                 break
 
