@@ -451,6 +451,7 @@ class Fuzz:
         self.kinds: collections.Counter[str] = collections.Counter()
         self.problems: list[str] = []
         self._numbers = itertools.count(first)
+        self._counting = threading.Lock()  # threads that add to one count can lose some
 
     def send_until(self, end_s: float, last: int) -> None:
         """Send one case after the other, until then or to the case of that number."""
@@ -464,11 +465,13 @@ class Fuzz:
     def send(self, number: int) -> None:
         """Send one case, and a good request after it."""
         made = case(self.seed, number)
-        self.kinds[made.kind] += 1
+        with self._counting:
+            self.kinds[made.kind] += 1
         is_bodiless = made.pieces[:1] != () and made.pieces[0].startswith(b"HEAD")
         try:
             for status in statuses_of(sent_over(self.server.port, made), is_bodiless):
-                self.statuses[str(status)] += 1
+                with self._counting:
+                    self.statuses[str(status)] += 1
             self.require_good()
         except (ValueError, OSError) as error:
             sent = b"|".join(made.pieces)

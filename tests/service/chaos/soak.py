@@ -56,6 +56,7 @@ class Callers:
     slowest_s: float = 0.0
 
     def __post_init__(self) -> None:
+        self._counting = threading.Lock()
         self._threads = [threading.Thread(target=self._call, args=(index,)) for index in range(len(self.questions))]
         for thread in self._threads:
             thread.start()
@@ -63,6 +64,11 @@ class Callers:
     def join(self) -> None:
         for thread in self._threads:
             thread.join()
+
+    def _count(self, outcome: str) -> None:
+        """Count one; threads that add to one count at the same time can lose some."""
+        with self._counting:
+            self.counts[outcome] += 1
 
     def _call(self, seed: int) -> None:
         """Send one request each interval over a connection that is kept."""
@@ -80,24 +86,24 @@ class Callers:
                 reply = connection.getresponse()
                 data = reply.read()
             except ConnectionRefusedError:  # between two servers
-                self.counts["refused"] += 1
+                self._count("refused")
                 connection.close()
                 time.sleep(0.05)
                 continue
             except ConnectionError:  # an ending server closed it while it was idle, or before it was accepted
-                self.counts["closed"] += 1
+                self._count("closed")
                 connection.close()
                 continue
-            self.counts[str(reply.status)] += 1
+            self._count(str(reply.status))
             self.slowest_s = max(self.slowest_s, time.monotonic() - began_s)
             if reply.status != question.status and reply.status != 503:
-                self.counts["wrong status"] += 1
+                self._count("wrong status")
             elif (
                 reply.status == 200
                 and draw.random() < self.checked_share
                 and not agree(json.loads(data)["outputs"], question.expected)
             ):
-                self.counts["wrong"] += 1
+                self._count("wrong")
         connection.close()
 
 
