@@ -33,7 +33,7 @@ KILLED = """
 import sys, threading, time
 from loadtests.server_process import ServerProcess
 
-server = ServerProcess(lambda port: [sys.executable, "-c", "import time; time.sleep(600)"], "/")
+server = ServerProcess(lambda _: [sys.executable, "-c", "import time; time.sleep(600)"], "/")
 def tell():
     while server.pid is None:
         time.sleep(0.01)
@@ -97,7 +97,7 @@ def test_a_server_whose_measurement_is_killed_while_it_starts_is_ended() -> None
         while "loadtests.orphan_guard" in server.cmdline():
             time.sleep(0.01)
         measurement.kill()
-    psutil.wait_procs([server], timeout=20)
+    psutil.wait_procs([server], timeout=60)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
