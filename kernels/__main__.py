@@ -24,8 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        _require_writable(options)
-        status: int = options.run(options)
+        status = interruption.interruptible(lambda: _run(options))
     except (Exception, KeyboardInterrupt) as error:
         if interruption.is_cause(error):
             print(f"{parser.prog} {options.command}: interrupted", file=sys.stderr)
@@ -39,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     print(f"{parser.prog} {options.command}: error: {sentence}", file=sys.stderr)
     return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    _require_writable(options)
+    return int(options.run(options))
 
 
 def aot(options: argparse.Namespace) -> int:

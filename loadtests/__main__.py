@@ -29,8 +29,7 @@ def main(arguments: list[str]) -> int:
     open_closed_streams()
     interruption.handle()
     try:
-        status = run(arguments)
-        sys.stdout.flush()
+        return interruption.interruptible(lambda: run(arguments))
     except BrokenPipeError:  # nobody reads what is printed; files are written by now
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
@@ -40,11 +39,10 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         return 130
-    return status
 
 
 def run(arguments: list[str]) -> int:
-    """Parse the flags of a subcommand, and run it.
+    """Parse the flags of a subcommand, run it, and write out what it printed.
 
     Raises:
         LoadTestError, OSError: it could not be run.
@@ -75,7 +73,9 @@ def run(arguments: list[str]) -> int:
     options = parsers[name].parse_args(own)
     if server:
         options.service_flags = server
-    return int(module.run(options))
+    status = int(module.run(options))
+    sys.stdout.flush()
+    return status
 
 
 def open_closed_streams() -> None:

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is escaped, as on stderr
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        module.run(options)
+        interruption.interruptible(lambda: module.run(options))
     except (Exception, KeyboardInterrupt) as error:
         if interruption.is_cause(error):
             print(f"{parser.prog} {name}: interrupted", file=sys.stderr)

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out.mkdir(parents=True, exist_ok=True)
     report = Report(out, start + options.budget_s)
     try:
-        measure(report, PLANS[options.device], options.device, options.dtype)
+        interruption.interruptible(lambda: measure(report, PLANS[options.device], options.device, options.dtype))
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return 130

@@ -70,10 +70,12 @@ import sys
 from kernels import interruption
 sys.path.insert(0, {str(tmp_path)!r})
 interruption.handle()
-try:
+def work():
     import slow
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("outside")
 """)
@@ -92,10 +94,12 @@ class Hook:
         os.kill(os.getpid(), signal.SIGINT)
 
 interruption.handle()
-try:
+def work():
     Hook()
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """)
@@ -111,10 +115,52 @@ from kernels import interruption
 
 interruption.handle()
 print(interruption.is_cause(ValueError()), interruption.is_cause(KeyboardInterrupt()))
-try:
+def work():
     os.kill(os.getpid(), signal.SIGINT)
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print(interruption.is_cause(ValueError()))
 """)
         == "False True\nTrue\n"
+    )
+
+
+def test_a_late_interrupt_does_not_break_off_what_ends_the_program() -> None:
+    assert (
+        printed("""
+import os, signal
+from kernels import interruption
+
+interruption.REPEAT_S = 0.0  # however late
+interruption.handle()
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+try:
+    interruption.interruptible(press)
+except KeyboardInterrupt:
+    press()
+    print("ended")
+press()
+print("and left")
+""")
+        == "ended\nand left\n"
+    )
+
+
+def test_an_interrupt_before_the_work_counts() -> None:
+    assert (
+        printed("""
+import os, signal
+from kernels import interruption
+
+interruption.handle()
+os.kill(os.getpid(), signal.SIGINT)
+print("begins")
+try:
+    interruption.interruptible(lambda: print("works"))
+except KeyboardInterrupt:
+    print("ended")
+""")
+        == "begins\nended\n"
     )

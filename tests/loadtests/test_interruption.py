@@ -17,8 +17,10 @@ def send():
 
 interruption.handle()
 user = gevent.spawn(send)
-try:
+def work():
     user.join()
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """
@@ -28,10 +30,12 @@ import os
 from loadtests import interruption
 
 interruption.handle()
-try:
+def work():
     os.kill(os.getpid(), {number})
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """
@@ -64,12 +68,14 @@ import os, signal
 from loadtests import interruption
 
 interruption.handle()
-try:
-    os.kill(os.getpid(), signal.SIGTERM)
-except KeyboardInterrupt:
-    os.kill(os.getpid(), signal.SIGINT)
-    os.kill(os.getpid(), signal.SIGTERM)
-    print("written")
+def work():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+    except KeyboardInterrupt:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("written")
+interruption.interruptible(work)
 """)
     assert (done.stdout, done.stderr) == ("written\n", "")
 
@@ -97,10 +103,12 @@ class Left:
     __del__ = interrupt
 class Held:
     pass
-try:
+def work():
     {lose}
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """
@@ -148,10 +156,12 @@ from loadtests import interruption
 
 interruption.handle()
 sys.path.insert(0, {str(tmp_path)!r})
-try:
+def work():
     import interrupting
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """)
@@ -169,11 +179,13 @@ class Interrupting(logging.Handler):
         signal.raise_signal(signal.SIGINT)
         print("logged")
 handler = Interrupting()
-try:
+def work():
     logging.getLogger().addHandler(handler)
     logging.getLogger().error("a line")
     while True:
         pass
+try:
+    interruption.interruptible(work)
 except KeyboardInterrupt:
     print("caught")
 """)
@@ -191,3 +203,43 @@ interruption.ignore()
 sys.exit(3)
 """)
     assert (done.returncode, done.stderr) == (3, "")
+
+
+@pytest.mark.parametrize("imported", ["import gevent", ""], ids=["greenlets", "no greenlets"])
+def test_a_late_interrupt_does_not_break_off_what_ends_the_program(imported: str) -> None:
+    done = run(f"""
+import os, signal
+from loadtests import interruption
+
+interruption.REPEAT_S = 0.0  # however late
+interruption.handle()
+{imported}
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+try:
+    interruption.interruptible(press)
+except KeyboardInterrupt:
+    press()
+    print("ended")
+press()
+print("and left")
+""")
+    assert (done.stdout, done.stderr) == ("ended\nand left\n", "")
+
+
+@pytest.mark.parametrize("imported", ["import gevent", ""], ids=["greenlets", "no greenlets"])
+def test_an_interrupt_before_the_work_counts(imported: str) -> None:
+    done = run(f"""
+import os, signal
+from loadtests import interruption
+
+interruption.handle()
+{imported}
+os.kill(os.getpid(), signal.SIGINT)
+print("begins")
+try:
+    interruption.interruptible(lambda: print("works"))
+except KeyboardInterrupt:
+    print("ended")
+""")
+    assert (done.stdout, done.stderr) == ("begins\nended\n", "")
