@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
 from kernels import bench as module
 from kernels.__main__ import main
@@ -15,6 +16,8 @@ from kernels.bench import HINTS
 from kernels.numerics import disagreement
 from kernels.onednn import unavailable
 from kernels.roof import Roof
+
+CONTESTS = 7  # of one shape, on a GPU
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the CPU's ways are measured where there is no GPU")
 
@@ -85,6 +88,22 @@ def test_the_ways_of_one_contest_on_a_gpu_agree_and_ligers_is_among_them_where_i
                 for name, way in contest.ways.items():
                     assert disagreement(cast("torch.Tensor", way()), plain(), exact) is None, (contest.op, name)
         assert [each.op for each in found][:2] == ["mlp gelu_tanh", "mlp silu"]
+
+
+@pytest.mark.slow
+def test_what_is_measured_as_compiled_is_compiled_anew_at_each_of_more_shapes_than_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counter = CompileCounter()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
+    for count, rows in enumerate(range(1, torch._dynamo.config.recompile_limit + 2)):
+        for done, contest in enumerate(module._gpu_contests(torch.float32, rows, 16, 32, torch.device("cpu"), True), 1):
+            assert list(contest.ways) == ["eager", "triton", "compiled"]
+            with torch.no_grad():
+                torch.testing.assert_close(contest.ways["compiled"](), contest.ways["eager"]())
+            assert counter.frame_count == count * CONTESTS + done, (contest.op, rows)
+        assert done == CONTESTS
+    torch.compiler.reset()
 
 
 def test_it_is_said_whether_liger_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
