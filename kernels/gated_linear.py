@@ -12,16 +12,8 @@ from torch.nn import functional as F
 
 from kernels.activation import activate, check_activation, gated_activation_torch
 from kernels.interpreter import dot
-from kernels.operands import (
-    as_rows,
-    check_like,
-    check_rows,
-    launch_on,
-    multiprocessor_count,
-    takes_tma,
-    with_descriptors,
-)
-from kernels.tiles import Tile, arch_of, default_tile, listed_tile, store_tile, tile_of_program
+from kernels.operands import as_rows, check_like, check_rows, launch_on, multiprocessor_count, with_descriptors
+from kernels.tiles import Tile, choose_tile, store_tile, tile_of_program
 
 OP = "gated_linear"
 
@@ -250,14 +242,6 @@ def check(
     for name, bias in (("gate_bias", gate_bias), ("up_bias", up_bias)):
         if bias is not None:
             check_like(op, name, bias, shape[:1], "x", x)
-
-
-def choose_tile(op: str, x: Tensor, gate_weight: Tensor, up_weight: Tensor) -> Tile:
-    """Return the tile listed for `op`, (rows, in) and the weights, or the default if there is none that can be fed."""
-    tile = listed_tile(op, arch_of(x.device), x.dtype, *x.shape, gate_weight.shape[0])
-    if tile is None or (tile.feed == "tma" and not takes_tma(x, gate_weight, up_weight)):
-        return default_tile(op, x.dtype, x.shape[0], gate_weight.shape[0], multiprocessor_count(x))
-    return tile
 
 
 def launch(

@@ -11,17 +11,10 @@ from torch.nn import functional as F
 
 from kernels.activation import ACTIVATIONS, activate, check_activation
 from kernels.interpreter import dot
-from kernels.operands import (
-    as_rows,
-    check_like,
-    check_rows,
-    launch_on,
-    multiprocessor_count,
-    takes_tma,
-    with_descriptors,
-)
-from kernels.tiles import Tile, arch_of, linear_tile, listed_tile, split_k, store_tile, tile_of_program
+from kernels.operands import as_rows, check_like, check_rows, launch_on, multiprocessor_count, with_descriptors
+from kernels.tiles import Tile, choose_tile, split_k, store_tile, tile_of_program
 
+OP = "linear"
 BLOCK = 1024  # elements of the result that one program of the second kernel sums
 
 
@@ -217,15 +210,9 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | No
     out = x.new_empty((*x.shape[:-1], weight.shape[0]))
     rows, folded = as_rows(x), None if residual is None else as_rows(residual)
     M, K, N = *rows.shape, weight.shape[0]
-    with launch_on("linear", x):  # refuses a device without kernels, whatever the number of rows
-        if M == 0:
-            return out
-        multiprocessors = multiprocessor_count(x)
-        tile = listed_tile("linear", arch_of(x.device), x.dtype, M, K, N)
-        if tile is None or (tile.feed == "tma" and not takes_tma(rows, weight)):
-            tile = linear_tile(x.dtype, M, N, multiprocessors)
-        split = 1 if tile.feed == "tma" else split_k(tile, M, K, N, multiprocessors)
-        launch(as_rows(out), rows, weight, bias, activation, folded, tile, split)
+    tile = choose_tile(OP, rows, weight)
+    split = split_k(tile, M, K, N, multiprocessor_count(x))
+    launch(as_rows(out), rows, weight, bias, activation, folded, tile, split)
     return out
 
 
@@ -236,17 +223,16 @@ def _(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, re
 
 
 def _check(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, residual: Tensor | None) -> None:
-    op = "linear"
-    check_rows(op, "x", x)
+    check_rows(OP, "x", x)
     if activation is not None:
-        check_activation(op, activation)
+        check_activation(OP, activation)
     if weight.ndim != 2 or weight.shape[0] == 0:
-        raise ValueError(f"{op}: weight must be (out, in) with out above zero, got {tuple(weight.shape)}")
-    check_like(op, "weight", weight, (weight.shape[0], x.shape[-1]), "x", x)
+        raise ValueError(f"{OP}: weight must be (out, in) with out above zero, got {tuple(weight.shape)}")
+    check_like(OP, "weight", weight, (weight.shape[0], x.shape[-1]), "x", x)
     if bias is not None:
-        check_like(op, "bias", bias, weight.shape[:1], "x", x)
+        check_like(OP, "bias", bias, weight.shape[:1], "x", x)
     if residual is not None:
-        check_like(op, "residual", residual, (*x.shape[:-1], weight.shape[0]), "x", x)
+        check_like(OP, "residual", residual, (*x.shape[:-1], weight.shape[0]), "x", x)
 
 
 def launch(
@@ -260,8 +246,10 @@ def launch(
     split: int,
 ) -> None:
     """Fill `out`, (rows, out), from checked operands, x as (rows, in), with K in `split` parts."""
-    with launch_on("linear", x):
+    with launch_on(OP, x):
         (M, K), N = x.shape, weight.shape[0]
+        if M == 0:
+            return
         if tile.feed == "tma":
             _launch_tma(out, x, weight, bias, activation, residual, tile)
             return

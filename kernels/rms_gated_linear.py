@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.gated_linear import check as check_gated_linear
-from kernels.gated_linear import choose_tile, gated_linear_torch, launch
+from kernels.gated_linear import gated_linear_torch, launch
 from kernels.operands import as_rows
+from kernels.tiles import choose_tile
 
 OP = "rms_gated_linear"
 FOLDED_ROWS = 256  # rows held in float64 at a time, in a few copies: 8 MiB each if they are 4,096 wide

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from kernels.interpreter import rounded
 from kernels.names import DTYPE_NAMES, OPS
-from kernels.operands import INTERPRETED_MULTIPROCESSORS
+from kernels.operands import INTERPRETED_MULTIPROCESSORS, multiprocessor_count, takes_tma
 
 TABLES = Path(__file__).with_suffix("")
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
@@ -110,8 +111,13 @@ def default_tile(op: str, dtype: torch.dtype, rows: int, out_features: int, mult
 
 
 def split_k(tile: Tile, rows: int, in_features: int, out_features: int, multiprocessors: int) -> int:
-    """Choose into how many parts K is split: the largest power of two that gives no multiprocessor two programs."""
+    """Choose into how many parts K is split: the largest power of two that gives no multiprocessor two programs.
+
+    One where there are no rows, or the copy engine feeds the tile.
+    """
     programs: int = triton.cdiv(rows, tile.block_m) * triton.cdiv(out_features, tile.block_n)
+    if programs == 0 or tile.feed == "tma":
+        return 1
     steps: int = triton.cdiv(in_features, tile.block_k)
     most = max(1, min(multiprocessors // programs, steps // FEWEST_STEPS))
     return 1 << most.bit_length() - 1
@@ -254,6 +260,19 @@ def listed_tile(
     """
     entry = _listed(op, arch, dtype, rows, in_features, out_features)
     return None if entry is None else entry.tile
+
+
+def choose_tile(op: str, x: Tensor, *weights: Tensor) -> Tile:
+    """Choose the tile for `op`, one of `OPS`, of x, (rows, in), and weights, (out, in): the listed one that can be fed.
+
+    Where the table lists none, or the copy engine cannot read one of the operands, it is the default. Raises as
+    `read_table` does.
+    """
+    (rows, in_features), out_features = x.shape, weights[0].shape[0]
+    tile = listed_tile(op, arch_of(x.device), x.dtype, rows, in_features, out_features)
+    if tile is None or (tile.feed == "tma" and not takes_tma(x, *weights)):
+        return default_tile(op, x.dtype, rows, out_features, multiprocessor_count(x))
+    return tile
 
 
 def is_norm_folded(arch: str | None, dtype: torch.dtype, rows: int, in_features: int, out_features: int) -> bool:

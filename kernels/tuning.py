@@ -172,7 +172,7 @@ def _run(problem: Problem, operands: Sequence[Tensor], tile: Tile) -> Tensor:
         gated_linear.launch(problem.op, out, x, operands[1], operands[2], None, None, ACTIVATION, tile, eps)
     else:
         shape = problem.rows, problem.in_features, problem.out_features
-        split = 1 if tile.feed == "tma" else split_k(tile, *shape, multiprocessor_count(x))
+        split = split_k(tile, *shape, multiprocessor_count(x))
         linear.launch(out, x, operands[1], None, None, None, tile, split)
     return out
 

@@ -310,7 +310,7 @@ def test_widths_the_copy_engine_cannot_read_take_the_pointers(
         assert isinstance(args[-1], Tile)
         taken.append(args[-1])
 
-    monkeypatch.setattr(op, "listed_tile", lambda *_: TMA)
+    monkeypatch.setattr(tiles, "listed_tile", lambda *_: TMA)
     monkeypatch.setattr(op, "launch", record)
     for width in (56, 57):  # 112 bytes a row, and 114
         gated_linear(*operands(5, width, 8, torch.float16, device), activation="silu")

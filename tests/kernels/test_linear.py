@@ -282,7 +282,7 @@ def test_programs_fed_by_the_copy_engine_cover_every_tile(
     dtype: torch.dtype, multiprocessors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(op, "multiprocessor_count", lambda _: multiprocessors)
-    monkeypatch.setattr(op, "listed_tile", lambda *_: TMA)
+    monkeypatch.setattr(tiles, "listed_tile", lambda *_: TMA)
     generator = torch.Generator().manual_seed(0)
     sizes = ((37, 56), (40, 56), (40,), (37, 40))
     x, weight, bias, residual = (torch.randn(each, generator=generator).to(device, dtype) for each in sizes)

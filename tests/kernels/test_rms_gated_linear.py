@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels import gated_linear as op
 from kernels import rms_gated_linear as wrapper
+from kernels import tiles
 from kernels.activation import ACTIVATIONS
 from kernels.numerics import disagreement
 from kernels.rms_gated_linear import fold_norm, rms_gated_linear, rms_gated_linear_torch
@@ -221,7 +222,7 @@ def test_rejects(args: tuple[Tensor, Tensor, Tensor], eps: float, error: type[Ex
 
 def test_it_takes_its_own_tiles(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(op, "listed_tile", lambda name, *_: asked.append(name))
+    monkeypatch.setattr(tiles, "listed_tile", lambda name, *_: asked.append(name))
     args, _ = operands(3, 8, 5, torch.float32, device)
     rms_gated_linear(*args, eps=EPS, activation="relu")
     assert asked == [wrapper.OP]

@@ -41,6 +41,8 @@ def test_k_is_split_only_where_multiprocessors_would_idle() -> None:
     assert parts(1, 14336, 4096) == 1
     assert parts(1, 3072, 768, multiprocessors=24) == 1
     assert parts(1, 64, 64) == 1  # too short to split
+    assert parts(0, 3072, 768) == 1
+    assert split_k(Tile(16, 16, 16, 4, 3, "tma"), 1, 3072, 768, 132) == 1
 
 
 def test_every_default_fits_the_shared_memory_of_the_smallest_gpus() -> None:
