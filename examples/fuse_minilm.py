@@ -18,7 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from kernels.progress import Progress
 from models import fuse, unfuse
-from models.bench import interleaved, quartiles
+from models.bench import quartiles, rounds
 from models.conditions import conditions, described
 from service.heap import resident_bytes
 
@@ -42,7 +42,7 @@ def measure(repetitions: int, dtype: torch.dtype = torch.float32) -> dict[str, A
             passes = {name: partial(embed, it, features) for name, it in (("plain", plain), ("fused", fused))}
             cosine = torch.nn.functional.cosine_similarity(passes["plain"](), passes["fused"]()).min().item()
             progress(step, len(CASES), f"{sentences} x {tokens}")
-            seconds = interleaved(passes, repetitions, CPU)
+            seconds = rounds(passes, repetitions, CPU)
             found.append(
                 {
                     "sentences": sentences,

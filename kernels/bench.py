@@ -20,7 +20,8 @@ from kernels.norm import rms_norm, rms_norm_torch
 from kernels.norm_cpu import RMSNormCPU
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear, rms_gated_linear_torch
-from kernels.roof import Roof, Timing, Work, cache_flush, interleaved, measured_roof, roof_record
+from kernels.roof import Roof, Work, measured_roof, roof_record
+from kernels.timing import Timing, cache_flush, interleaved
 
 HINTS = (1, 16, 64, 256)  # row counts that a weight may be packed for
 CPU_DTYPES = (torch.float32, torch.bfloat16)

@@ -1,21 +1,14 @@
-"""What an operator moves and computes, the most that the device can do, measured in the same run, and timing.
-
-Times on a GPU are between two events on its stream. The host is given a head start, so that launching is not measured:
-kernels replayed from a CUDA graph, or queued behind other work, do not pay for it either.
-"""
+"""What an operator moves and computes, and the most that the device can do, measured in the same run."""
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
 from kernels.onednn import PackedLinear, unavailable
-
-HEAD_START_CYCLES = 1_000_000  # of the GPU's clock, half a millisecond, while the host enqueues
+from kernels.timing import seconds_of
 
 # Far beyond every cache, and square products that keep every core busy; which of them is fastest, nobody knows before.
 COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
@@ -43,84 +36,6 @@ class Roof(NamedTuple):
     def floor_s(self, work: Work, dtype: torch.dtype) -> float:
         """Return the least time `work` can take: the longer of moving its bytes and computing its products."""
         return max(work.bytes / self.bytes_per_s, work.flops / self.flops_per_s[dtype])
-
-
-class Timing(NamedTuple):
-    """Seconds per call: the median and the 20th and 80th percentile of the repetitions."""
-
-    median_s: float
-    low_s: float
-    high_s: float
-    repetitions: int
-
-
-def timing(seconds: Sequence[float]) -> Timing:
-    """Summarise repetitions.
-
-    Raises:
-        ValueError: there are none.
-    """
-    if not seconds:
-        raise ValueError("timing: needs one repetition or more, got none")
-    ordered = sorted(seconds)
-    low, high = (ordered[round(share * (len(ordered) - 1))] for share in (0.2, 0.8))
-    return Timing(statistics.median(ordered), low, high, len(ordered))
-
-
-def interleaved(
-    calls: Mapping[str, Callable[[], object]],
-    device: torch.device,
-    repetitions: int,
-    before: Callable[[], object] | None = None,
-    calls_each: int = 1,
-) -> dict[str, Timing]:
-    """Time `calls` in turn, so that a change of clock or load affects all of them alike.
-
-    Args:
-        calls: what to time, by name; each runs twice before, unmeasured.
-        device: where they run.
-        repetitions: of each.
-        before: run before each repetition and not measured, say to flush the cache.
-        calls_each: calls in one repetition, whose time is divided by it.
-
-    Returns:
-        A timing per call for each name.
-    """
-    for call in calls.values():
-        call()
-        call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    once = _gpu_seconds if device.type == "cuda" else _cpu_seconds
-    for _ in range(repetitions):
-        for name, call in calls.items():
-            if before is not None:
-                before()
-            seconds[name].append(once(call, calls_each) / calls_each)
-    return {name: timing(each) for name, each in seconds.items()}
-
-
-def _cpu_seconds(call: Callable[[], object], calls_each: int) -> float:
-    start = time.perf_counter()
-    for _ in range(calls_each):
-        call()
-    return time.perf_counter() - start
-
-
-def _gpu_seconds(call: Callable[[], object], calls_each: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(HEAD_START_CYCLES)  # type: ignore[no-untyped-call]
-    start.record()
-    for _ in range(calls_each):
-        call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1e3
-
-
-def cache_flush(device: torch.device) -> Callable[[], object]:
-    """Return what pushes everything else out of the device's caches: writing 256 MiB."""
-    filler = torch.empty(256 * 2**20, dtype=torch.int8, device=device)
-    return filler.zero_
 
 
 def measured_roof(
@@ -192,10 +107,9 @@ def _products(
 
 def _best_s(call: Callable[[], object], device: torch.device, repetitions: int) -> float:
     call()
-    once = _gpu_seconds if device.type == "cuda" else _cpu_seconds
     best_s, spent_s = math.inf, 0.0
     for _ in range(repetitions):
-        seconds = once(call, 1)
+        seconds = seconds_of(call, device)
         best_s, spent_s = min(best_s, seconds), spent_s + seconds
         if spent_s > PATIENCE_S:
             break

@@ -22,8 +22,8 @@ from kernels.numerics import disagreement
 from kernels.operands import multiprocessor_count
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear_torch
-from kernels.roof import Timing, interleaved
 from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, default_tile, is_measured, split_k
+from kernels.timing import Timing, interleaved
 
 ACTIVATION, EPS = "gelu_tanh", 1e-6
 SEPARATE = "rms_norm, gated_linear"

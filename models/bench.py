@@ -101,7 +101,7 @@ def bench(
             if progress is not None:
                 progress(before + done, total, note)
 
-        seconds = interleaved(passes, repetitions, engine.device, evict, report)
+        seconds = rounds(passes, repetitions, engine.device, evict, report)
         results += [_measurement(engine, rows, name, seconds, roof) for name in names]
     return results
 
@@ -114,7 +114,7 @@ def require_available(engine: Engine) -> None:
             raise BackendUnavailableError(name, status.reason, able)
 
 
-def interleaved(
+def rounds(
     passes: Mapping[str, Callable[[], object]],
     repetitions: int,
     device: torch.device,
@@ -166,11 +166,6 @@ def measure_roof(engine: Engine, row_counts: Sequence[int]) -> Roof:
         raise BackendError(
             f"dtype: expected one that {engine.device} multiplies, got {engine.dtype} ({first_line(error)})"
         ) from None
-
-
-def roof_record(roof: Roof, dtype: torch.dtype) -> dict[str, float]:
-    """Return what JSON holds."""
-    return {"copy_gb_s": round(roof.bytes_per_s / 1e9, 1), "tflop_s": round(roof.flops_per_s[dtype] / 1e12, 4)}
 
 
 def counted(rows: int) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import profiler
 
-from models.bench import counted, interleaved
+from models.bench import counted, rounds
 from models.engine import Engine
 from models.errors import InputError
 
@@ -112,7 +112,7 @@ def profile(engine: Engine, rows: int, backend: str, trace: Path | None = None) 
     engine.run(x, backend)
     runner = engine.runner(backend)
     with torch.inference_mode():
-        seconds = interleaved({backend: lambda: runner(x)}, FORWARDS, engine.device)[backend]
+        seconds = rounds({backend: lambda: runner(x)}, FORWARDS, engine.device)[backend]
     lines = profiled(lambda: runner(x), engine.device, engine.dtype.itemsize, trace)
     return Profile(backend, runner.implementation, rows, lines, statistics.median(seconds) * 1e6)
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Time them."""
-    from kernels.roof import described
+    from kernels.roof import described, roof_record
     from models import bench
 
     engine = measuring.warm_engine(options, options.dtype, max(options.rows))
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         print(sentence)
     document = {
         "conditions": {**conditions, "repetitions": options.repetitions, "is_cold": options.cold},
-        "roof": bench.roof_record(roof, engine.dtype),
+        "roof": roof_record(roof),
         "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in means.items()},
         "bench": [it.to_dict() for it in found],
     }

@@ -13,11 +13,12 @@ def markdown(report: Report) -> str:
     lines += [f"| {step['step']} | {step['state']} | {step['seconds']} |" for step in report.steps]
     for document in report.found.get("bench", []):
         roof = document["roof"]
+        (tflop_per_s,) = roof["product_tflop_per_s"].values()  # of the dtype that all of it is in
         lines += [
             "",
             f"## {document['conditions']['model']['name']}",
             "",
-            f"Roof: copy {roof['copy_gb_s']} GB/s, large product {roof['tflop_s']} TFLOP/s; medians of "
+            f"Roof: copy {roof['copy_gb_per_s']} GB/s, large product {tflop_per_s} TFLOP/s; medians of "
             f"{document['conditions']['repetitions']} interleaved rounds, quartiles in brackets.",
             "",
             "| rows | backend | us | eager / it | GB/s | TFLOP/s | % of roof |",

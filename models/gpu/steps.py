@@ -109,7 +109,7 @@ def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | 
                 for path in get_args(paths.HiddenPath):
                     forward = partial(backend.forward, path=path, is_folded=backend.is_folded(rows))
                     runs[path] = partial(captured(forward, x.clone()) if device == "cuda" else forward, x)
-                seconds = bench.interleaved(runs, plan.repetitions, place)
+                seconds = bench.rounds(runs, plan.repetitions, place)
             medians = {path: bench.quartiles(values)[1] for path, values in seconds.items()}
             best = min(medians, key=lambda path: medians[path])
             chosen.setdefault(f"{dim}x{hidden}", {})[str(rows)] = best
@@ -127,6 +127,7 @@ def measure_paths(report: Report, plan: Plan, device: str, dtype: str) -> str | 
 
 def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype: str) -> str | None:
     """Time the backends of one model, interleaved, those that cannot run here left out and named."""
+    from kernels.roof import roof_record
     from models import bench
 
     engine, absent = ready_engine(plan, path, device, dtype)
@@ -140,7 +141,7 @@ def measure_backends(report: Report, plan: Plan, path: Path, device: str, dtype:
             "repetitions": plan.repetitions,
             "is_cold": False,
         },
-        "roof": bench.roof_record(roof, engine.dtype),
+        "roof": roof_record(roof),
         "geometric_mean_ratio_to_eager": {name: round(mean, 3) for name, mean in bench.geometric_means(found).items()},
         "notes": {name: status.note for name, status in engine.backends.items() if status.note is not None},
         "bench": [it.to_dict() for it in found],

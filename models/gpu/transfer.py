@@ -50,7 +50,7 @@ def measure_transfer(report: Report, plan: Plan, path: Path, device: str, dtype:
                     if not torch.equal(got, answer):  # the same kernels on the same rows
                         apart = float((got - answer).abs().max())
                         raise RuntimeError(f"{name}, {rows} rows, {way}: an answer is {apart:.3g} from the engine's")
-            seconds = bench.interleaved(ways, min(plan.repetitions, TRANSFER_REPETITIONS), engine.device)
+            seconds = bench.rounds(ways, min(plan.repetitions, TRANSFER_REPETITIONS), engine.device)
             for way, values in seconds.items():
                 q1, median, q3 = (round(it / TRAIN * 1e6, 2) for it in bench.quartiles(values))
                 times = {"median_us": median, "q1_us": q1, "q3_us": q3}

@@ -10,8 +10,8 @@ from kernels import gated_linear, tiles, tuning
 from kernels.__main__ import main
 from kernels.numerics import disagreement
 from kernels.rms_gated_linear import rms_gated_linear_torch
-from kernels.roof import Timing
 from kernels.tiles import Tile, read_table
+from kernels.timing import Timing
 from kernels.tuning import Problem, candidates, few_candidates, merged, problems, tune, write_entries
 
 

@@ -27,7 +27,7 @@ def measurement(rows: int, backend: str, median_us: float) -> Measurement:
 def test_a_round_times_every_pass_once_and_starts_with_another_each_time() -> None:
     order: list[str] = []
     passes = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    seconds = bench.interleaved(passes, 3, CPU)
+    seconds = bench.rounds(passes, 3, CPU)
     assert "".join(order) == "aabbcc" + "bbccaa" + "ccaabb"  # an untimed pass goes before each timed one
     assert {name: len(times) for name, times in seconds.items()} == {"a": 3, "b": 3, "c": 3}
     assert all(time > 0 for times in seconds.values() for time in times)
@@ -36,7 +36,7 @@ def test_a_round_times_every_pass_once_and_starts_with_another_each_time() -> No
 def test_a_cold_pass_comes_after_a_write_in_place_of_an_untimed_pass() -> None:
     evict = torch.zeros(4, dtype=torch.uint8)
     seen: list[int] = []
-    bench.interleaved({"a": lambda: seen.append(int(evict[0]))}, 3, CPU, evict)
+    bench.rounds({"a": lambda: seen.append(int(evict[0]))}, 3, CPU, evict)
     assert seen == [0, 1, 0]
 
 
