@@ -81,14 +81,14 @@ def check(options: argparse.Namespace) -> int:
     if device.type == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are imported: it decides what they become
     from kernels.checking import check_all
-    from kernels.tiles import DTYPES
+    from kernels.dtypes import DTYPES, name_of
 
     checks = check_all(device, [DTYPES[name] for name in options.dtypes])
     if options.json is not None:
         output.write(options.json, json.dumps([each.record() for each in checks], indent=1) + "\n")
     print("runs on      dtype     rows x in x out  operator")
     for each in checks:
-        shape, dtype = "x".join(map(str, each.shape)), str(each.dtype).removeprefix("torch.")
+        shape, dtype = "x".join(map(str, each.shape)), name_of(each.dtype)
         verdict = each.problem or (f"not run: {each.skipped}" if each.skipped else "exact enough")
         print(f"{each.implementation:<11}  {dtype:<8}  {shape:<15}  {each.op}: {verdict}")
     wrong, skipped = (sum(getattr(each, name) is not None for each in checks) for name in ("problem", "skipped"))

@@ -14,10 +14,12 @@ from torch.nn import functional as F
 from kernels import onednn
 from kernels.activation import gated_activation, gated_activation_torch
 from kernels.conditions import conditions
+from kernels.dtypes import name_of
 from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.linear import linear, linear_torch
 from kernels.norm import rms_norm, rms_norm_torch
 from kernels.norm_cpu import RMSNormCPU
+from kernels.output import four_digits
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear, rms_gated_linear_torch
 from kernels.roof import Roof, Work, measured_roof, roof_record
@@ -70,21 +72,17 @@ class Row(NamedTuple):
         return {
             "op": self.op,
             "way": self.way,
-            "dtype": str(self.dtype).removeprefix("torch."),
+            "dtype": name_of(self.dtype),
             "shape": list(self.shape),
             "cold": self.is_cold,
-            "median_us": _rounded(median_s * 1e6),
-            "low_us": _rounded(self.timing.low_s * 1e6),
-            "high_us": _rounded(self.timing.high_s * 1e6),
+            "median_us": four_digits(median_s * 1e6),
+            "low_us": four_digits(self.timing.low_s * 1e6),
+            "high_us": four_digits(self.timing.high_s * 1e6),
             "repetitions": self.timing.repetitions,
-            "gb_per_s": _rounded(self.work.bytes / median_s / 1e9),
-            "tflop_per_s": _rounded(self.work.flops / median_s / 1e12),
-            "roof_percent": _rounded(100 * self.roof_share),
+            "gb_per_s": four_digits(self.work.bytes / median_s / 1e9),
+            "tflop_per_s": four_digits(self.work.flops / median_s / 1e12),
+            "roof_percent": four_digits(100 * self.roof_share),
         }
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 class _Contest(NamedTuple):

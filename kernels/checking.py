@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels import onednn
 from kernels.activation import ACTIVATIONS, gated_activation, gated_activation_torch
+from kernels.dtypes import DTYPES, name_of
 from kernels.gated_linear import gated_linear, gated_linear_torch
 from kernels.interpreter import INTERPRETED
 from kernels.linear import linear, linear_torch
@@ -19,7 +20,6 @@ from kernels.onednn import PackedLinear
 from kernels.progress import Progress
 from kernels.rms_gated_linear import fold_norm, rms_gated_linear, rms_gated_linear_torch
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 EPS = 1e-5
 
 # Rows, in, out. The interpreter takes seconds for what a GPU takes microseconds.
@@ -48,7 +48,7 @@ class Check(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Return the comparison ready for JSON."""
-        return {**self._asdict(), "dtype": str(self.dtype).removeprefix("torch."), "shape": list(self.shape)}
+        return {**self._asdict(), "dtype": name_of(self.dtype), "shape": list(self.shape)}
 
 
 class _Case(NamedTuple):
@@ -58,7 +58,7 @@ class _Case(NamedTuple):
     operands: tuple[Tensor | None, ...]
 
 
-def check_all(device: torch.device, dtypes: Sequence[torch.dtype] = DTYPES) -> list[Check]:
+def check_all(device: torch.device, dtypes: Sequence[torch.dtype] = tuple(DTYPES.values())) -> list[Check]:
     """Check every operator that runs on `device`, in each of `dtypes`.
 
     On a CPU those are oneDNN's and, where Triton interprets, the kernels at small shapes.

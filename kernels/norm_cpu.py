@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+from kernels.dtypes import DTYPES
 
 
 class RMSNormCPU:
@@ -31,7 +31,7 @@ class RMSNormCPU:
     __slots__ = ("_eps", "_weight", "dtype", "features")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        if weight.dtype not in DTYPES:
+        if weight.dtype not in DTYPES.values():
             raise TypeError(f"RMSNormCPU: weight must be float32, bfloat16 or float16, got {weight.dtype}")
         if weight.ndim != 1 or weight.numel() == 0 or weight.device.type != "cpu":
             raise ValueError(

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from kernels.dtypes import DTYPES
+
 # One packing serves all row counts: docs/results/onednn.json has it within 4% of the best at each of them, from 1 to
 # 256, in float32 and bfloat16, and within 0.6% in the mean. Packed for 64 rows, 1 row took up to 1.2 times as long;
 # packed for 1 row, 1.8 times.
@@ -27,8 +29,6 @@ IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu_,
 }
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
 
 @cache
 def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
@@ -36,7 +36,7 @@ def unavailable(dtype: torch.dtype = torch.float32) -> str | None:
 
     Looks for the operators, then runs each on a few numbers and compares with float64. Probed once per dtype.
     """
-    if dtype not in DTYPES:
+    if dtype not in DTYPES.values():
         return f"oneDNN post-ops take float32, bfloat16 or float16, not {dtype}"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return f"torch {torch.__version__} was built without oneDNN"
@@ -149,7 +149,7 @@ class PackedLinear:
     )
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        if weight.dtype not in DTYPES:
+        if weight.dtype not in DTYPES.values():
             raise TypeError(f"PackedLinear: weight must be float32, bfloat16 or float16, got {weight.dtype}")
         if weight.ndim != 2 or 0 in weight.shape:
             raise ValueError(f"PackedLinear: weight must be (out, in), neither zero, got {tuple(weight.shape)}")

@@ -8,12 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.dtypes import DTYPES
 from kernels.interpreter import INTERPRETED
 
 # The multiprocessors of an H200: what tensors on no GPU stand for, so that the interpreter meets its splits.
 INTERPRETED_MULTIPROCESSORS = 132
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def check_rows(op: str, name: str, tensor: Tensor) -> None:
@@ -23,7 +22,7 @@ def check_rows(op: str, name: str, tensor: Tensor) -> None:
         TypeError: its dtype is not supported.
         ValueError: its shape or last stride is not.
     """
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in DTYPES.values():
         raise TypeError(f"{op}: {name} must be float32, float16 or bfloat16, got {tensor.dtype}")
     if tensor.ndim == 0 or tensor.shape[-1] == 0:
         raise ValueError(f"{op}: {name} must be (..., width) with width above zero, got {tuple(tensor.shape)}")

@@ -1,4 +1,4 @@
-"""Checks before the work that a command's files and directories can be written, and writes the files."""
+"""What a command leaves: checks before the work that its files and directories can be written, rounds and writes."""
 
 import os
 from pathlib import Path
@@ -28,6 +28,11 @@ def no_directory_reason(path: Path) -> str | None:
     if not os.access(place, os.W_OK):
         return f"expected a directory that may be written to, got {path}, which may not"
     return None
+
+
+def four_digits(value: float) -> float:
+    """Round a figure to four significant digits: no measurement here is more precise."""
+    return float(f"{value:.4g}")
 
 
 def write(path: Path, text: str) -> None:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 import torch
 
+from kernels.dtypes import name_of
 from kernels.onednn import PackedLinear, unavailable
+from kernels.output import four_digits
 from kernels.timing import seconds_of
 
 # Far beyond every cache, and square products that keep every core busy; which of them is fastest, nobody knows before.
@@ -78,19 +80,17 @@ def measured_roof(
 
 def roof_record(roof: Roof) -> dict[str, object]:
     """Return what JSON holds, rounded to four significant digits."""
-    names = {dtype: str(dtype).removeprefix("torch.") for dtype in roof.flops_per_s}
     return {
-        "copy_gb_per_s": float(f"{roof.bytes_per_s / 1e9:.4g}"),
-        "product_tflop_per_s": {names[it]: float(f"{rate / 1e12:.4g}") for it, rate in roof.flops_per_s.items()},
-        "ridge_flop_per_byte": {names[it]: float(f"{roof.ridge(it):.4g}") for it in roof.flops_per_s},
+        "copy_gb_per_s": four_digits(roof.bytes_per_s / 1e9),
+        "product_tflop_per_s": {name_of(it): four_digits(rate / 1e12) for it, rate in roof.flops_per_s.items()},
+        "ridge_flop_per_byte": {name_of(it): four_digits(roof.ridge(it)) for it in roof.flops_per_s},
     }
 
 
 def described(roof: Roof) -> str:
     """Describe a roof in words."""
     products = (
-        f"product in {str(dtype).removeprefix('torch.')} {rate / 1e12:.3f} TFLOP/s, ridge {roof.ridge(dtype):.1f} FLOP "
-        "per byte"
+        f"product in {name_of(dtype)} {rate / 1e12:.3f} TFLOP/s, ridge {roof.ridge(dtype):.1f} FLOP per byte"
         for dtype, rate in roof.flops_per_s.items()
     )
     return "; ".join((f"copy {roof.bytes_per_s / 1e9:.1f} GB/s", *products))

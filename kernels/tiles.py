@@ -19,12 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dtypes import DTYPES
 from kernels.interpreter import rounded
-from kernels.names import DTYPE_NAMES, OPS
+from kernels.names import OPS
 from kernels.operands import INTERPRETED_MULTIPROCESSORS, multiprocessor_count, takes_tma
 
 TABLES = Path(__file__).with_suffix("")
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 SOURCES = ("computed", "measured")
 
 # Programs run eight rows of tiles at a time, so that both operands' tiles are found in L2.

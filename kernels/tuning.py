@@ -17,12 +17,14 @@ import triton
 from torch import Tensor
 
 from kernels import gated_linear, linear
+from kernels.dtypes import DTYPES
 from kernels.norm import rms_norm
 from kernels.numerics import disagreement
 from kernels.operands import multiprocessor_count
+from kernels.output import four_digits
 from kernels.progress import Progress
 from kernels.rms_gated_linear import rms_gated_linear_torch
-from kernels.tiles import DTYPES, FEEDS, SIZES, Tile, default_tile, is_measured, split_k
+from kernels.tiles import FEEDS, SIZES, Tile, default_tile, is_measured, split_k
 from kernels.timing import Timing, interleaved
 
 ACTIVATION, EPS = "gelu_tanh", 1e-6
@@ -214,7 +216,7 @@ def _entry(
 
 
 def _microseconds(seconds: float) -> float:
-    return float(f"{seconds * 1e6:.4g}")
+    return four_digits(seconds * 1e6)
 
 
 def merged(new: Sequence[dict[str, Any]], old: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.dtypes import name_of
 from kernels.numerics import disagreement
+from kernels.output import four_digits
 from models.bench import require_available
 from models.engine import Engine
 from models.errors import InputError
@@ -53,7 +55,7 @@ class Comparison:
     def to_dict(self) -> dict[str, object]:
         """Return what JSON holds, rounded to four significant digits."""
         return {
-            key: {name: float(f"{value:.4g}") for name, value in it._asdict().items()}
+            key: {name: four_digits(value) for name, value in it._asdict().items()}
             if isinstance(it, Difference)
             else it
             for key, it in ((field, getattr(self, field)) for field in self.__dataclass_fields__)
@@ -102,7 +104,7 @@ def measure(
                 Comparison(
                     backend=name,
                     implementation=str(status.implementation),
-                    dtype=str(engine.dtype).removeprefix("torch."),
+                    dtype=name_of(engine.dtype),
                     batch_rows=size,
                     rows=ROWS,
                     alone_from_exact=_difference(alone, exact, exact),

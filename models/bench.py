@@ -17,6 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.output import four_digits
 from kernels.roof import COPY_BYTES, Roof, Work, measured_roof
 from models.engine import Engine
 from models.errors import BackendError, BackendUnavailableError, InputError, first_line
@@ -56,7 +57,7 @@ class Measurement:
 
     def to_dict(self) -> dict[str, object]:
         """Return what JSON holds, rounded to four significant digits."""
-        return {key: float(f"{it:.4g}") if isinstance(it, float) else it for key, it in asdict(self).items()}
+        return {key: four_digits(it) if isinstance(it, float) else it for key, it in asdict(self).items()}
 
 
 def bench(

@@ -6,6 +6,7 @@ import platform
 import torch
 
 from kernels.conditions import commit, processor, triton_version
+from kernels.dtypes import name_of
 
 
 def conditions(device: torch.device, dtype: torch.dtype, threads: int) -> dict[str, str | int]:
@@ -18,7 +19,7 @@ def conditions(device: torch.device, dtype: torch.dtype, threads: int) -> dict[s
         "cores": len(os.sched_getaffinity(0)),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": threads,
-        "dtype": str(dtype).removeprefix("torch."),
+        "dtype": name_of(dtype),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "triton": triton_version(),

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from kernels.dtypes import DTYPES
 from kernels.flags import MOST_THREADS
 from models import weights
 from models.backends import NAMES, Backend, devices, find
@@ -30,8 +31,6 @@ from models.mlp import MLP
 # and the server answers about half as many requests a second.
 SMALL_FLOPS = 50_000_000
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # PyTorch has no class of its own for it
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)

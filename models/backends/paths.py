@@ -15,6 +15,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from kernels.dtypes import name_of
+
 HiddenPath = Literal["dual", "library", "split"]
 FILE = Path(__file__).with_name("paths.json")
 
@@ -35,7 +37,7 @@ def choose(device: str, dtype: torch.dtype, dim: int, hidden: int, bucket: int, 
         bucket: rows, a power of two.
         multiprocessors: how many the device has.
     """
-    measured = table().get(device, {}).get(str(dtype).removeprefix("torch."), {}).get(f"{dim}x{hidden}", {})
+    measured = table().get(device, {}).get(name_of(dtype), {}).get(f"{dim}x{hidden}", {})
     path: HiddenPath | None = measured.get(str(bucket))
     return default(dtype, dim, hidden, bucket, multiprocessors) if path is None else path
 

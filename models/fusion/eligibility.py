@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels.dtypes import DTYPES
 from models.config import Activation
 from models.fusion.layers import LAYERS
 from models.fusion.linear import is_conv1d
@@ -12,7 +13,6 @@ from models.fusion.patterns import Pattern
 from models.mlp import ACTIVATIONS
 
 REPLACED = "forward was replaced on the object, as accelerate does"
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def unfit_reason(block: nn.Module, pattern: Pattern) -> str | None:
@@ -39,8 +39,8 @@ def unfit_reason(block: nn.Module, pattern: Pattern) -> str | None:
     device, dtype = places.pop()
     if device.type not in LAYERS:
         return f"its weights are on {device}: there are kernels for {', '.join(LAYERS)}"
-    if dtype not in DTYPES:
-        return f"its weights are {dtype}: there are kernels for {', '.join(map(str, DTYPES))}"
+    if dtype not in DTYPES.values():
+        return f"its weights are {dtype}: there are kernels for {', '.join(map(str, DTYPES.values()))}"
     act = pattern.act and getattr(block, pattern.act)
     if act is not None and activation_of(act) is None:
         return f"its activation, {named(act)}, is none of {', '.join(ACTIVATIONS)}"

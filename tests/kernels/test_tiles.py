@@ -123,7 +123,7 @@ def test_a_norm_is_folded_where_that_was_measured_to_be_faster(tables: Path) -> 
             json.dumps([entry(op="attention")]),
             "op must be one of gated_linear, rms_gated_linear, linear, got 'attention'",
         ),
-        (json.dumps([entry(dtype=3)]), "dtype must be one of float32, float16, bfloat16, got 3"),
+        (json.dumps([entry(dtype=3)]), "dtype must be one of float32, bfloat16, float16, got 3"),
         (json.dumps([entry(in_features=0)]), "in_features must be a whole number above zero or null, got 0"),
         (json.dumps([entry(least_rows=True)]), "least_rows must be a whole number above zero, got True"),
         (json.dumps([entry(most_rows=64)]), r"most_rows must be 65 \(least_rows\) or more, got 64"),
