@@ -207,6 +207,19 @@ def _cpu_contests(dtype: torch.dtype, rows: int, width: int, out: int) -> Iterat
     yield _Contest("rms_norm", dtype, shape, elementwise_work(rows, width, size, 1), ways)
 
 
+class _Block(NamedTuple):
+    """A gated block's operands: (rows, dim) and (rows, hidden), the norm's weight, and the three matrices."""
+
+    x: Tensor
+    residual: Tensor
+    weight: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    h: Tensor
+    u: Tensor
+
+
 def _gpu_contests(
     dtype: torch.dtype, rows: int, dim: int, hidden: int, device: torch.device, is_compiled_too: bool
 ) -> Iterator[_Contest]:
@@ -217,77 +230,65 @@ def _gpu_contests(
     def normal(*sizes: int, scale: float = 1.0) -> Tensor:
         return (torch.randn(sizes, generator=generator, device=device) * scale).to(dtype)
 
-    x, residual, weight = normal(rows, dim), normal(rows, dim), normal(dim)
-    gate, up = normal(hidden, dim, scale=dim**-0.5), normal(hidden, dim, scale=dim**-0.5)
-    down = normal(dim, hidden, scale=hidden**-0.5)
-    h, u, size = normal(rows, hidden), normal(rows, hidden), x.element_size()
-    activation = "gelu_tanh"
-
-    def ways(
-        fused: Callable[..., Tensor], eager: Callable[..., Tensor], *args: Tensor
-    ) -> dict[str, Callable[[], object]]:
-        made: dict[str, Callable[[], object]] = {"eager": partial(eager, *args), "triton": partial(fused, *args)}
-        if is_compiled_too:
-            made["compiled"] = partial(torch.compile(eager, dynamic=False, fullgraph=True), *args)
-        return made
-
-    acts = ways(
-        lambda gate, up: gated_activation(gate, up, activation),
-        lambda gate, up: gated_activation_torch(gate, up, activation),
-        *(h, u),
+    block = _Block(
+        *(normal(rows, dim), normal(rows, dim), normal(dim)),
+        *(normal(hidden, dim, scale=dim**-0.5), normal(hidden, dim, scale=dim**-0.5)),
+        normal(dim, hidden, scale=hidden**-0.5),
+        *(normal(rows, hidden), normal(rows, hidden)),
     )
+    yield from _mlp_contests(block, is_compiled_too)
+    yield from _operator_contests(block, is_compiled_too)
+
+
+def _mlp_contests(block: _Block, is_compiled_too: bool) -> Iterator[_Contest]:
+    x, gate, up, down = block.x, block.gate, block.up, block.down
+    (rows, dim), hidden = x.shape, len(gate)
     shape = rows, dim, hidden
-    for mlp, act in LIGER_ACTIVATIONS.items():
-        both = ways(partial(_mlp, act), partial(_mlp_torch, act), *(x, gate, up, down))
+    for mlp, activation in LIGER_ACTIVATIONS.items():
+        ways = _ways(partial(_mlp, activation), partial(_mlp_torch, activation), (x, gate, up, down), is_compiled_too)
         liger = _liger(mlp, gate, up, down)
         if liger is not None:
-            both["liger"] = partial(liger, x)
-        yield _Contest(f"mlp {act}", dtype, shape, mlp_work(*shape, size), both)
-    yield _Contest("gated_activation", dtype, (rows, hidden, hidden), elementwise_work(rows, hidden, size, 2), acts)
-    yield _Contest(
-        "gated_linear",
-        dtype,
-        shape,
-        gated_linear_work(*shape, size),
-        ways(
-            lambda x, gate, up: gated_linear(x, gate, up, activation=activation),
-            lambda x, gate, up: gated_linear_torch(x, gate, up, activation=activation),
-            *(x, gate, up),
-        ),
-    )
-    yield _Contest(
-        "rms_gated_linear",
-        dtype,
-        shape,
-        gated_linear_work(*shape, size),
-        ways(
-            lambda x, gate, up: rms_gated_linear(x, gate, up, eps=1e-5, activation=activation),
-            lambda x, gate, up: rms_gated_linear_torch(x, gate, up, eps=1e-5, activation=activation),
-            *(x, gate, up),
-        ),
-    )
-    yield _Contest(
-        "linear residual",
-        dtype,
-        (rows, hidden, dim),
-        linear_work(rows, hidden, dim, size, 1),
-        ways(
-            lambda h, down, residual: linear(h, down, residual=residual),
-            lambda h, down, residual: linear_torch(h, down, residual=residual),
-            *(h, down, residual),
-        ),
-    )
-    yield _Contest(
-        "rms_norm",
-        dtype,
-        (rows, dim, dim),
-        elementwise_work(rows, dim, size, 1),
-        ways(
-            lambda x, weight: rms_norm(x, weight, eps=1e-5),
-            lambda x, weight: rms_norm_torch(x, weight, eps=1e-5),
-            *(x, weight),
-        ),
-    )
+            ways["liger"] = partial(liger, x)
+        yield _Contest(f"mlp {activation}", x.dtype, shape, mlp_work(*shape, x.element_size()), ways)
+
+
+def _operator_contests(block: _Block, is_compiled_too: bool) -> Iterator[_Contest]:
+    x, residual, weight, gate, up, down, h, u = block
+    (rows, dim), hidden, size = x.shape, len(gate), x.element_size()
+    act, eps = "gelu_tanh", 1e-5
+
+    def contest(
+        op: str,
+        shape: tuple[int, int, int],
+        work: Work,
+        fused: Callable[..., Tensor],
+        eager: Callable[..., Tensor],
+        operands: Sequence[Tensor],
+        **keywords: object,
+    ) -> _Contest:
+        ways = _ways(partial(fused, **keywords), partial(eager, **keywords), operands, is_compiled_too)
+        return _Contest(op, x.dtype, shape, work, ways)
+
+    shape, work = (rows, hidden, hidden), elementwise_work(rows, hidden, size, 2)
+    yield contest("gated_activation", shape, work, gated_activation, gated_activation_torch, (h, u), activation=act)
+    shape, work = (rows, dim, hidden), gated_linear_work(rows, dim, hidden, size)
+    operands = x, gate, up
+    yield contest("gated_linear", shape, work, gated_linear, gated_linear_torch, operands, activation=act)
+    both = rms_gated_linear, rms_gated_linear_torch
+    yield contest("rms_gated_linear", shape, work, *both, operands, eps=eps, activation=act)
+    shape, work = (rows, hidden, dim), linear_work(rows, hidden, dim, size, 1)
+    yield contest("linear residual", shape, work, _linear_residual, _linear_residual_torch, (h, down, residual))
+    shape, work = (rows, dim, dim), elementwise_work(rows, dim, size, 1)
+    yield contest("rms_norm", shape, work, rms_norm, rms_norm_torch, (x, weight), eps=eps)
+
+
+def _ways(
+    fused: Callable[..., Tensor], eager: Callable[..., Tensor], operands: Sequence[Tensor], is_compiled_too: bool
+) -> dict[str, Callable[[], object]]:
+    ways: dict[str, Callable[[], object]] = {"eager": partial(eager, *operands), "triton": partial(fused, *operands)}
+    if is_compiled_too:
+        ways["compiled"] = partial(torch.compile(eager, dynamic=False, fullgraph=True), *operands)
+    return ways
 
 
 def _mlp(activation: str, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -296,6 +297,14 @@ def _mlp(activation: str, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> 
 
 def _mlp_torch(activation: str, x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return linear_torch(gated_linear_torch(x, gate, up, activation=activation), down)
+
+
+def _linear_residual(h: Tensor, down: Tensor, residual: Tensor) -> Tensor:
+    return linear(h, down, residual=residual)
+
+
+def _linear_residual_torch(h: Tensor, down: Tensor, residual: Tensor) -> Tensor:
+    return linear_torch(h, down, residual=residual)
 
 
 def _liger(name: str, gate: Tensor, up: Tensor, down: Tensor) -> Callable[[Tensor], Tensor] | None:

@@ -83,7 +83,8 @@ def test_the_ways_of_one_contest_on_a_gpu_agree_and_ligers_is_among_them_where_i
             assert list(contest.ways) == ["eager", "triton", *["liger"] * has_liger]
             plain = contest.ways["eager"]
             assert isinstance(plain, partial)
-            exact = plain.func(*(each.double() if isinstance(each, torch.Tensor) else each for each in plain.args))
+            wide = (each.double() if isinstance(each, torch.Tensor) else each for each in plain.args)
+            exact = plain.func(*wide, **plain.keywords)
             with torch.no_grad():
                 for name, way in contest.ways.items():
                     assert disagreement(cast("torch.Tensor", way()), plain(), exact) is None, (contest.op, name)
