@@ -274,7 +274,9 @@ def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
     command.add_argument("--rows", type=_list(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
-    command.add_argument("--seconds", type=positive, metavar="N", help="begin no shape after this long")
+    command.add_argument(
+        "--seconds", type=positive, metavar="N", help="begin no shape after this long; all if not given"
+    )
 
 
 def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: object) -> Parser:
