@@ -68,10 +68,11 @@ class Connection:
         """Close the connection."""
         self._socket.close()
 
-    def is_open(self) -> bool:
-        """Whether the next request can be sent; asked while none is under way. Where not, the connection is closed.
+    def check_quiet(self) -> bool:
+        """Check between two requests that nothing came; return whether the connection is still open.
 
-        Without this the rest of a reply, or a second one, would be taken for the reply to the next request.
+        Where the server ended it, or something came, it is closed. Without this the rest of a reply, or a second one,
+        would be taken for the reply to the next request.
 
         Raises:
             UnsolicitedReplyError: bytes came that no request had asked for.
@@ -86,6 +87,16 @@ class Connection:
         if data:
             raise UnsolicitedReplyError(f"expected nothing between two requests, got {len(data)} bytes: {data[:80]!r}")
         return False
+
+    def require_open(self) -> None:
+        """Check between two requests that the next one can be sent.
+
+        Raises:
+            UnsolicitedReplyError: bytes came that no request had asked for.
+            UnexpectedReplyError: the server closed the connection.
+        """
+        if not self.check_quiet():
+            raise UnexpectedReplyError("the server closed the connection between two requests")
 
     def exchange(self, request: bytes) -> tuple[bytes, bytes]:
         """Send one request and return its whole reply: the head with its empty line, and the body.
@@ -148,8 +159,7 @@ class Connection:
         Raises:
             UnexpectedReplyError: the status is not 200, or the connection ended first, or something came before.
         """
-        if not self.is_open():
-            raise UnexpectedReplyError("the server closed the connection between two requests")
+        self.require_open()
         start = time.perf_counter_ns()
         head, body = self.exchange(request)
         elapsed = time.perf_counter_ns() - start

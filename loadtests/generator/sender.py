@@ -45,7 +45,7 @@ class Sender:
         """Close what is idle."""
         while self._idle:
             connection, _ = self._idle.pop()
-            self._is_open(connection)
+            self._check_quiet(connection)
             connection.close()
 
     def send(self, payload: Payload, due_s: float | None = None) -> Outcome:
@@ -87,14 +87,15 @@ class Sender:
     def _connection(self, now_s: float) -> Connection:
         while self._idle:
             connection, used_s = self._idle.pop()
-            if self._is_open(connection) and now_s - used_s < IDLE_LIMIT_S:
+            if self._check_quiet(connection) and now_s - used_s < IDLE_LIMIT_S:
                 return connection
             connection.close()
         return self._target.connect()
 
-    def _is_open(self, connection: Connection) -> bool:
+    def _check_quiet(self, connection: Connection) -> bool:
+        """Return whether the connection is open; keep what came over it unasked."""
         try:
-            return connection.is_open()
+            return connection.check_quiet()
         except UnsolicitedReplyError as error:
             self.unsolicited.append(str(error))
             return False

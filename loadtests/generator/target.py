@@ -64,8 +64,7 @@ class Target:
             TargetError: there was none.
         """
         try:
-            if not connection.is_open():
-                raise UnexpectedReplyError("the server closed the connection between two requests")
+            connection.require_open()
             return connection.exchange(request)
         except (OSError, UnexpectedReplyError) as error:
             raise TargetError(f"{self.url}: {what}: no reply: {error}") from error

@@ -75,6 +75,16 @@ def test_anything_but_a_whole_200_is_an_error(
         connection.time_ns(post("/", b"BODY"))
 
 
+def test_a_connection_that_the_server_closed_takes_no_further_request(server: socketserver.ThreadingTCPServer) -> None:
+    def ask_until_it_is_seen(connection: Connection) -> None:
+        for _ in range(1000):
+            connection.require_open()
+            time.sleep(0.01)
+
+    with connect(server) as connection, pytest.raises(UnexpectedReplyError, match="closed the connection between two"):
+        ask_until_it_is_seen(connection)
+
+
 def test_a_reply_that_comes_in_drops_has_to_be_whole_in_time(server: socketserver.ThreadingTCPServer) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\n"
 
