@@ -25,9 +25,12 @@ Whole = Annotated[int, Field(ge=1, le=10**12)]
 Amount = Annotated[float, Field(ge=0, le=1e12)]
 Signed = Annotated[float, Field(ge=-1e12, le=1e12)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
+CONNECTION = "connection"  # the code of a request whose connection was refused, or ended before the whole reply
+NO_ANSWER = "no_answer"  # the code of a request that got no whole reply within the time limit
+BAD_REPLY = "bad_reply"  # the code of a reply that is not what was asked for
 UNSENT = "unsent"  # the code of what was due in an open loop and could not be sent
 UNSOLICITED = "unsolicited"  # the code of a connection on which bytes came that no request had asked for
-OWN_CODES = frozenset({"connection", "no_answer", "bad_reply", UNSENT, UNSOLICITED})  # which no server may use
+OWN_CODES = frozenset({CONNECTION, NO_ANSWER, BAD_REPLY, UNSENT, UNSOLICITED})  # which no server may use
 
 
 @dataclass(frozen=True, slots=True)

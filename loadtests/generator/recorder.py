@@ -3,7 +3,7 @@
 import time
 from typing import Any
 
-from loadtests.evidence import SERVER_STAGES, UNSENT
+from loadtests.evidence import CONNECTION, NO_ANSWER, SERVER_STAGES, UNSENT
 from loadtests.generator.load import Load
 from loadtests.generator.sender import Outcome
 from loadtests.generator.tally import SAMPLE_BYTES, SAMPLES, Sample, Tally
@@ -35,14 +35,14 @@ class Recorder:
         tally, code = self.tallies[kind], outcome.code
         if tally.first_ms is None and code is None:
             tally.first_ms = outcome.latency_ms
-        if code in ("connection", "no_answer"):
+        if code in (CONNECTION, NO_ANSWER):
             self._lost += 1
             if self._lost >= LOST_LIMIT and self.fault is None:
                 self.fault = f"{self._lost} requests in a row got no reply ({code})"
         else:
             self._lost = 0
         moment_s = outcome.due_s if self._by_due else time.perf_counter()
-        if moment_s < self._start_s or (moment_s >= self.end_s and (self._by_due or code != "no_answer")):
+        if moment_s < self._start_s or (moment_s >= self.end_s and (self._by_due or code != NO_ANSWER)):
             return
         tally.sent += 1
         if self._by_due:
@@ -80,7 +80,7 @@ class Recorder:
         """Count a request that was sent, but whose reply is no longer waited for."""
         if self._start_s <= due_s < self.end_s:
             self.tallies[kind].sent += 1
-            self.tallies[kind].errors["no_answer"] += 1
+            self.tallies[kind].errors[NO_ANSWER] += 1
 
     def _keep(self, tally: Tally, payload: int, outcome: Outcome) -> None:
         """Keep the first reply and then fewer and fewer, so that all of the load is sampled within a bound on bytes."""

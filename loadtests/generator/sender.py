@@ -12,6 +12,7 @@ from loadtests.connection import (
     is_last,
     status_of,
 )
+from loadtests.evidence import BAD_REPLY, CONNECTION, NO_ANSWER
 from loadtests.generator.target import Payload, Target
 from loadtests.inference import ReplyError, code_of, require_answered, stages_of
 
@@ -58,11 +59,11 @@ class Sender:
             connection = self._connection(sent_s)
             head, body = connection.exchange(payload.request)
         except TimeoutError:
-            return self._failed(connection, start_s, late_ms, "no_answer")
+            return self._failed(connection, start_s, late_ms, NO_ANSWER)
         except MalformedReplyError as error:
-            return self._failed(connection, start_s, late_ms, "bad_reply", str(error))
+            return self._failed(connection, start_s, late_ms, BAD_REPLY, str(error))
         except (OSError, UnexpectedReplyError):
-            return self._failed(connection, start_s, late_ms, "connection")
+            return self._failed(connection, start_s, late_ms, CONNECTION)
         except BaseException:  # the greenlet is killed: the reply will come and is nobody's
             if connection is not None:
                 connection.close()
@@ -81,7 +82,7 @@ class Sender:
             require_answered(payload.inference, headers, body)
             outcome.stages_ms, outcome.batch_rows = stages_of(headers)
         except ReplyError as error:
-            outcome.code, outcome.fault = "bad_reply", str(error)
+            outcome.code, outcome.fault = BAD_REPLY, str(error)
         return outcome
 
     def _connection(self, now_s: float) -> Connection:

@@ -7,7 +7,7 @@ import numpy as np
 from gevent import sleep, spawn
 
 from loadtests.errors import LoadTestError
-from loadtests.evidence import SERVER_STAGES, UNSOLICITED, Latency, Run, Stages
+from loadtests.evidence import BAD_REPLY, CONNECTION, NO_ANSWER, SERVER_STAGES, UNSOLICITED, Latency, Run, Stages
 from loadtests.generator.load import Load
 from loadtests.generator.processes import Generator
 from loadtests.generator.tally import Tally, total
@@ -88,11 +88,11 @@ def fault_of_server(whole: Tally, load: Load) -> str | None:
     if whole.errors[UNSOLICITED]:
         told = f"{whole.errors[UNSOLICITED]} times something came over a connection on which all had been answered, so"
         return f"{what}: {told} that no reply can be told from another's; the first: {whole.unsolicited}"
-    if whole.errors["bad_reply"]:
-        return f"{what}: {whole.errors['bad_reply']} replies were not what was asked for; the first: {whole.bad_reply}"
+    if whole.errors[BAD_REPLY]:
+        return f"{what}: {whole.errors[BAD_REPLY]} replies were not what was asked for; the first: {whole.bad_reply}"
     if load.loop != "open" and not whole.sent:
         return f"{what}: no reply came in the {whole.measured_s:g} s that were measured; give it more --seconds"
-    if whole.sent and whole.errors["connection"] + whole.errors["no_answer"] == whole.sent:
+    if whole.sent and whole.errors[CONNECTION] + whole.errors[NO_ANSWER] == whole.sent:
         return f"{what}: the server stopped answering: {codes}"
     if whole.sent and not whole.answered:
         return f"{what}: no request was answered with 200: {codes}"
