@@ -14,15 +14,14 @@ from loadtests.generator.load_profile import Profile
 
 
 def arrivals(
-    rate_per_s: float, seconds: float, seed: Sequence[int], profile: Profile | None = None, warm_up_s: float = 0.0
+    rate_per_s: float, seconds: float, seed: Sequence[int], profile: Profile, warm_up_s: float = 0.0
 ) -> NDArray[np.float64]:
     """Return the moments in seconds from the start, sorted, at a rate of `rate_per_s` times what the profile says.
 
-    The profile is that of the time after the warm-up, which has its first share.
+    The profile is that of the `seconds` after the warm-up, which has its first share.
     """
+    whole_s = warm_up_s + seconds
     random = np.random.default_rng(list(seed))
-    moments = np.sort(random.uniform(0, seconds, random.poisson(rate_per_s * seconds)))
-    if profile is None:
-        return moments
-    shares = np.asarray([profile(max(0.0, moment - warm_up_s) / (seconds - warm_up_s)) for moment in moments])
+    moments = np.sort(random.uniform(0, whole_s, random.poisson(rate_per_s * whole_s)))
+    shares = np.asarray([profile(max(0.0, moment - warm_up_s) / seconds) for moment in moments])
     return moments[random.uniform(0, 1, len(moments)) < shares]

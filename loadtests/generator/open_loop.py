@@ -1,8 +1,8 @@
 """Open loop: requests leave when they are due, whatever became of those before them.
 
-Each has a greenlet to itself, and its latency counts from the moment it was due: a server that stalls delays what is
-due meanwhile, and that delay is counted. The number in flight is limited; what is due beyond it, or had not left a
-second after the end, is counted as `unsent`.
+They are sent by a pool of greenlets (callers.py). The latency of each counts from the moment it was due: a server that
+stalls delays what is due meanwhile, and that delay is counted. The number in flight is limited; what is due beyond it,
+or had not left a second after the end, is counted as `unsent`.
 """
 
 import time
@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 def send_arrivals(driver: "Driver", start_s: float) -> None:
     """Send the requests of the driver's load, and wait for all replies."""
     load = driver.load
-    seconds = load.warm_up_s + load.seconds
-    moments = arrivals(load.rate_per_s, seconds, load.seed, PROFILES[load.profile], load.warm_up_s)
-    latest_s = start_s + seconds + LATEST_S
+    moments = arrivals(load.rate_per_s, load.seconds, load.seed, PROFILES[load.profile], load.warm_up_s)
+    latest_s = start_s + load.warm_up_s + load.seconds + LATEST_S
     callers = Callers(driver.send, driver.recorder.lost)
     try:
         with Timer() as timer:
