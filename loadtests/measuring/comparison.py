@@ -17,14 +17,12 @@ from tqdm import tqdm
 from loadtests.evidence import Evidence, Run
 from loadtests.generator.load import Load
 from loadtests.measuring.knee import MOST_TRIES, Search, after, knee
-from loadtests.measuring.measurement import Measurement
+from loadtests.measuring.measurement import Measurement, seconds_for
 
 SHARES = (0.25, 0.5, 0.75, 0.9)  # of the knee, or of what the closed loop reached
 BEYOND = (1.2, 2.0)  # of the same: what becomes of goodput past the knee
 HELD_SHARE = 0.99  # of what was due, answered within the objective: then the p99 is within it
 FIRST_SHARE = 0.6  # of what the closed loop reached: tried first
-FEWEST_REQUESTS = 200  # at a rate that nobody gave, so that a p99 means something
-LONGEST_STEP = 4  # times the seconds that are asked for: more are not taken for the sake of those requests
 MOST_REPEATS = 3  # of a step in which the generator was the bottleneck
 
 
@@ -128,9 +126,7 @@ class Comparison:
 
     def _arrivals(self, backend: str, rate_per_s: float, number: int, is_given: bool = False) -> Load:
         """Return an open loop; one whose rate nobody gave takes longer where it would have too few requests."""
-        seconds = self._plan.seconds
-        if not is_given:
-            seconds = min(max(seconds, FEWEST_REQUESTS / rate_per_s), LONGEST_STEP * seconds)
+        seconds = self._plan.seconds if is_given else seconds_for(rate_per_s, self._plan.seconds)
         label = f"{rate_per_s:.4g}/s"
         return self._load(backend, "open", label, (number,), rate_per_s=rate_per_s, seconds=seconds)
 

@@ -16,6 +16,8 @@ from loadtests.measuring.generator_watch import fault_of, late_p99_ms
 from loadtests.measuring.server_watch import ServerWatch
 
 BUCKETS_PER_DECADE = 50  # 4.7% wide
+FEWEST_REQUESTS = 200  # at a rate that nobody gave, so that a p99 means something
+LONGEST_STEP = 4  # times the seconds that are asked for: more are not taken for the sake of those requests
 
 
 class MeasurementError(LoadTestError):
@@ -77,6 +79,11 @@ class Measurement:
         if fault is not None:
             raise MeasurementError(fault)
         return run
+
+
+def seconds_for(rate_per_s: float, seconds: float) -> float:
+    """Return for how long to offer a rate that nobody gave: longer than the seconds where it has too few requests."""
+    return min(max(seconds, FEWEST_REQUESTS / rate_per_s), LONGEST_STEP * seconds)
 
 
 def fault_of_server(whole: Tally, load: Load) -> str | None:

@@ -11,8 +11,7 @@ from loadtests.connection import status_of
 from loadtests.errors import LoadTestError
 from loadtests.generator.load import Load
 from loadtests.generator.target import Target, payloads
-from loadtests.measuring.comparison import FEWEST_REQUESTS, LONGEST_STEP
-from loadtests.measuring.measurement import Measurement
+from loadtests.measuring.measurement import Measurement, seconds_for
 
 FACTOR = 3.0
 SATURATING_USERS = (8, 32, 128)
@@ -58,8 +57,7 @@ def overload(measurement: Measurement, target: Target, backend: str, base: Load,
     search_s, capacity_s = min(SEARCH_SECONDS, seconds), min(CAPACITY_SECONDS, seconds)
     users = best_users(measurement, base, search_s)
     before_per_s = measurement.run(as_closed(base, users, capacity_s, "capacity before")).answered_per_s
-    enough_s = min(max(search_s, FEWEST_REQUESTS / before_per_s), LONGEST_STEP * search_s)
-    at_capacity = measurement.run(as_open(base, before_per_s, enough_s, "at capacity"))
+    at_capacity = measurement.run(as_open(base, before_per_s, seconds_for(before_per_s, search_s), "at capacity"))
     limit_ms = at_capacity.latency_ms.p99 if at_capacity.latency_ms else 0.0
     offered_per_s = FACTOR * before_per_s
     run = measurement.run(as_open(base, offered_per_s, seconds, "overload"))
