@@ -201,6 +201,14 @@ def test_every_link_to_a_file_of_ours_finds_it(document: Path) -> None:
         assert (document.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
+def test_every_item_of_a_list_begins_a_line(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    items = re.findall(r"^ *(\d+\. .*?|[-*] .*?)(?=\n\n|\n *[-*] |\n *\d+\. |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert [item for item in items if re.search(r"[.;:)]\s(\d+\.|-) ", item)] == []
+    assert re.search(r"^- .*\n(  .*\n)*\n- ", text, re.MULTILINE) is None, "a blank line splits a list"
+
+
 def test_every_document_is_named_in_the_readme() -> None:
     assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= set(re.findall(r"\]\(([^)]+)\)", README))
 
