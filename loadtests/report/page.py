@@ -196,8 +196,8 @@ def every_run(evidence: Evidence) -> Table:
     return Table(
         "runs",
         "Every run",
-        f"In the order they ran. CPU: cores for the server and for others, "
-        f"which are neither, share of one core for the generator. {FEW}",
+        "In the order they ran. CPU: cores used by the server and by other programs; share of one core used by the "
+        f"generator. {FEW}",
         (
             "run",
             "round",
