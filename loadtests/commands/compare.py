@@ -101,11 +101,7 @@ def run(options: argparse.Namespace) -> int:
             except KeyboardInterrupt:
                 evidence.ended_early, status = "interrupted", INTERRUPTED
             evidence.write(path)
-            written = [path]
-            try:
-                written += ready.generator.write_statistics(options.out)
-            except OSError as error:
-                raise OutputError(f"{options.out}: {error}; what was measured is in {path}") from error
+            written = [path, *ready.generator.write_statistics(path)]
         try:
             written += write_report(evidence, options.out)
         except OSError as error:

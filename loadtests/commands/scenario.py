@@ -22,7 +22,7 @@ from loadtests.measuring.measurement import Measurement
 from loadtests.measuring.objective import Verdict, table
 from loadtests.measuring.overload import SATURATING_USERS, growth, overload, percentile
 from loadtests.measuring.scenarios import MIXED_ROWS, SCENARIOS, Scenario
-from loadtests.output import OutputError, require_directory, sole_writer
+from loadtests.output import require_directory, sole_writer
 from loadtests.report.points import load_of, number
 
 DOCUMENT = "scenario.json"
@@ -69,20 +69,7 @@ def run(options: argparse.Namespace) -> int:
     scenario = SCENARIOS[options.name]
     seconds = options.seconds or scenario.seconds
     runs: list[Run] = []
-    document: dict[str, Any] = {
-        "scenario": options.name,
-        "conditions": conditions() | {"dtype": options.dtype},
-        "rows": options.rows,
-        "wire": options.wire,
-        "seconds": seconds,
-        "warm_up_s": options.warm_up_s,  # before those
-        "users": options.users if options.rate is None else None,  # at the peak
-        "rate_per_s": options.rate,  # the same of an open loop
-        "objective_ms": options.objective_ms,
-        "seed": options.seed,
-        "command": recorded(sys.argv[1:]),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    document = described(options, seconds)
     fault, verdicts = None, []
     most_times = max(MIXED_ROWS) if scenario.mixes_rows else 1
     connections = options.max_in_flight if options.rate else options.users
@@ -126,11 +113,10 @@ def run(options: argparse.Namespace) -> int:
         document["ended_early"] = fault
         path: Path = options.out / DOCUMENT
         evidence.write(path, document)
-        try:
-            written = ready.generator.write_statistics(options.out)
-        except OSError as error:
-            raise OutputError(f"{options.out}: {error}; what was measured is in {path}") from error
-    for file in (path, *written):
+        written = [path, *ready.generator.write_statistics(path)]
+    if fault is None and scenario.watches_memory and not has_memory(options):
+        print("the server's memory is not watched: --server-pid names its process, where it runs on this host")
+    for file in written:
         print(file)
     if fault is not None:
         print(f"error: {fault}; what was measured before is in {path}", file=sys.stderr)
@@ -143,6 +129,24 @@ def run(options: argparse.Namespace) -> int:
             "more was answered under overload; measure when the host is quiet"
         )
     return 0 if all(each.has_passed for each in verdicts) else FAILED
+
+
+def described(options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    """Return what the document says of a scenario before it is run, and of this host."""
+    return {
+        "scenario": options.name,
+        "conditions": conditions() | {"dtype": options.dtype},
+        "rows": options.rows,
+        "wire": options.wire,
+        "seconds": seconds,
+        "warm_up_s": options.warm_up_s,  # before those
+        "users": options.users if options.rate is None else None,  # at the peak
+        "rate_per_s": options.rate,  # the same of an open loop
+        "objective_ms": options.objective_ms,
+        "seed": options.seed,
+        "command": recorded(sys.argv[1:]),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 def figures(runs: list[Run], options: argparse.Namespace) -> list[str]:
@@ -194,8 +198,5 @@ def overload_verdicts(options: argparse.Namespace, found: Any) -> list[Verdict]:
 
 
 def has_memory(options: argparse.Namespace) -> bool:
-    """Whether the server's memory can be read; says so where it cannot."""
-    if options.url is None or options.server_pid is not None:
-        return True
-    print("the server's memory is not watched: --server-pid names its process, where it runs on this host")
-    return False
+    """Whether the server's memory can be read."""
+    return options.url is None or options.server_pid is not None

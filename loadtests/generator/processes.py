@@ -19,6 +19,7 @@ from loadtests.generator.load import Load
 from loadtests.generator.tally import Tally
 from loadtests.generator.target import ANSWER_LIMIT_S, Target
 from loadtests.generator.version import generator_version
+from loadtests.output import OutputError
 from loadtests.server_process import ROOT
 
 CONNECT_LIMIT_S = 60.0
@@ -117,17 +118,25 @@ class Generator:
                 kind.add(tally)
         return kinds
 
-    def write_statistics(self, directory: Path) -> list[Path]:
-        """Write locust's own HTML page and CSV files."""
+    def write_statistics(self, measured: Path) -> list[Path]:
+        """Write locust's own HTML page and CSV files beside the document that holds what was measured.
+
+        Raises:
+            OutputError: they cannot be written; it names that document.
+        """
+        directory = measured.parent
         page = directory / "locust.html"
         html: Any = get_html_report
-        page.write_text(html(self.environment, show_download_link=False))
         tables = StatsCSV(self.environment, PERCENTILES_TO_REPORT)
         written = [page]
-        for name, write in (("stats", tables.requests_csv), ("failures", tables.failures_csv)):
-            written.append(directory / f"locust_{name}.csv")
-            with written[-1].open("w", newline="") as file:
-                write(csv.writer(file))
+        try:
+            page.write_text(html(self.environment, show_download_link=False))
+            for name, write in (("stats", tables.requests_csv), ("failures", tables.failures_csv)):
+                written.append(directory / f"locust_{name}.csv")
+                with written[-1].open("w", newline="") as file:
+                    write(csv.writer(file))
+        except OSError as error:
+            raise OutputError(f"{directory}: {error}; what was measured is in {measured}") from error
         return written
 
     def _start_workers(self) -> None:

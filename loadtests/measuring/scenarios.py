@@ -27,7 +27,7 @@ SCENARIOS = {
     "steady": Scenario("the peak throughout", 30),
     "ramp": Scenario("from nothing to the peak", 60, profile="ramp"),
     "spike": Scenario("a fifth of the peak, and for a fifth of the time the peak itself", 60, profile="spike"),
-    "overload": Scenario("capacity found, then three times as much", 60),
+    "overload": Scenario("capacity found, then three times as much", 60, watches_memory=True),
     "mixed-backends": Scenario("requests to every backend in one stream", 30, mixes_backends=True),
     "mixed-rows": Scenario(
         f"requests of {', '.join(map(str, MIXED_ROWS))} times --rows in one stream", 30, mixes_rows=True
