@@ -5,6 +5,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,8 +35,11 @@ class GeneratorError(LoadTestError):
     """A generator process did not start, ended before its time, or could not send its load."""
 
 
-def listening_address(bind: str) -> tuple[str, int]:
-    """Return the address that `bind`, HOST or HOST:PORT, names, with a free port where it names none.
+@contextmanager
+def listening_address(bind: str) -> Iterator[tuple[str, int]]:
+    """The address that `bind`, HOST or HOST:PORT, names, with a free port where it names none.
+
+    The system gives the port to nobody else meanwhile; who sets SO_REUSEADDR, as ZeroMQ does, can listen on it.
 
     Raises:
         GeneratorError: it is no such thing, or nobody can listen there.
@@ -42,16 +47,15 @@ def listening_address(bind: str) -> tuple[str, int]:
     host, colon, port = bind.partition(":")
     if not host or (colon and not (port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16)):
         raise GeneratorError(f"--bind: expected HOST or HOST:PORT, with an address of IP version 4, got {bind!r}")
-    try:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
             address = socket.gethostbyname("0.0.0.0" if host == "*" else host)  # noqa: S104  the user's wish
-            probe.bind((address, int(port or 0)))
-            probe.listen()
-            found: int = probe.getsockname()[1]
-    except (OSError, UnicodeError) as error:
-        raise GeneratorError(f"--bind {bind}: expected an address of this host that is free, got: {error}") from error
-    return address, found
+            held.bind((address, int(port or 0)))
+        except (OSError, UnicodeError) as error:
+            told = f"--bind {bind}: expected an address of this host that is free, got: {error}"
+            raise GeneratorError(told) from error
+        yield address, held.getsockname()[1]
 
 
 class Generator:
@@ -140,8 +144,8 @@ class Generator:
         return written
 
     def _start_workers(self) -> None:
-        host, port = listening_address(self._bind)
-        runner: Any = self.environment.create_master_runner(host, port)
+        with listening_address(self._bind) as (host, port):
+            runner: Any = self.environment.create_master_runner(host, port)
         runner.register_message("hello", self._meet)
         runner.register_message("tally", self._hear)
         master = f"{'127.0.0.1' if host in EVERY_ADDRESS else host}:{port}"

@@ -154,7 +154,8 @@ def session(
         raise LoadTestError(f"--max-in-flight {options.max_in_flight}: expected at least one for each process")
     require_free_flags(options.service_flags)
     division = None if options.server_cpus is None else Division.of(options.server_cpus)
-    listening_address(options.bind)
+    with listening_address(options.bind):
+        pass  # somebody can listen there
     share = -(-most_connections // (options.processes + options.remote_workers))
     require_open_files(share)
     key = options.key or os.environ.get("MLP_API_KEY", "")
