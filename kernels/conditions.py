@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
+RECORDS = ("docs/results", "README.md", "docs/measurements.md", "docs/peers.md")
+"""What measuring writes: a series of measurements is of one commit although each leaves changes there."""
 
 
 def conditions(device: torch.device) -> dict[str, Any]:
@@ -38,11 +40,15 @@ def processor() -> str:
 
 
 def commit() -> str:
-    """Return the checked-out commit's short name, with `+` if the tree has changes; `unknown` outside a checkout."""
+    """Return the checked-out commit's short name, with `+` if the tree has changes, `RECORDS` aside.
+
+    It is `unknown` outside a checkout.
+    """
     git = ["git", "-C", str(ROOT)]
+    status = [*git, "status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in RECORDS)]
     try:
         name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.strip() + ("+" if changes.strip() else "")

@@ -7,11 +7,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+RECORDS = ("docs/results", "README.md", "docs/measurements.md", "docs/peers.md")
+"""What measuring writes: a series of measurements is of one commit although each leaves changes there."""
 PACKAGES = ("torch", "litserve", "uvicorn", "uvloop", "httptools")
 
 
 def conditions() -> dict[str, str | int]:
-    """Return hardware, versions and commit; `+` after the commit says that the tree had changes."""
+    """Return hardware, versions and commit; `+` after the commit says that the tree had changes, `RECORDS` aside."""
     return {
         "processor": processor(),
         "cores": len(os.sched_getaffinity(0)),
@@ -38,11 +40,12 @@ def installed(name: str) -> str:
 
 
 def commit() -> str:
-    """Return the checked-out commit's short name."""
+    """Return the checked-out commit's short name, with `+` if the tree has changes, `RECORDS` aside."""
     git = ["git", "-C", str(ROOT)]
+    status = [*git, "status", "--porcelain", "--", ".", *(f":(exclude){path}" for path in RECORDS)]
     try:
         name = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout
-        changes = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+        changes = subprocess.run(status, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return name.strip() + ("+" if changes.strip() else "")
