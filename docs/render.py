@@ -1,5 +1,7 @@
 """Writes what the documents show of results: `python -m docs.render`; with `--check`, says whether it is current.
 
+`--check` warns of results that no commit has the code of.
+
 A part stands between `<!-- generated: NAME -->` and `<!-- end -->`. A plot is a PNG file beside the JSON file of the
 same name that it shows, and holds the digest of that file.
 """
@@ -534,6 +536,14 @@ def is_drawn(name: str) -> bool:
         return bool(picture.info.get(DIGEST) == digest_of(name))
 
 
+def is_of_changes(path: Path) -> bool:
+    """Return whether a result was measured on a tree with changes, which nobody can check out."""
+    document = json.loads(path.read_text())
+    if isinstance(document, list):  # aot.json, which is of a source and no measurement
+        return False
+    return str(document["conditions"]["commit"]).endswith("+")
+
+
 def main(arguments: list[str]) -> int:
     """Write the parts and the plots, or check them; return the exit status."""
     outdated = [RESULTS / f"{name}.png" for name in PLOTS if not is_drawn(name)]
@@ -549,6 +559,9 @@ def main(arguments: list[str]) -> int:
             outdated.append(document)
     if arguments != ["--check"]:
         return 0
+    for path in sorted(path for path in RESULTS.glob("*.json") if is_of_changes(path)):
+        told = "was measured with uncommitted changes, which nobody can check out; commit them and measure anew"
+        print(f"warning: {path.relative_to(ROOT)} {told}", file=sys.stderr)
     for path in outdated:
         name = path.relative_to(ROOT)
         print(f"error: {name} and what it is generated from differ; run `make docs`", file=sys.stderr)

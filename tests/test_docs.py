@@ -102,6 +102,17 @@ def test_a_comparison_measured_anew_makes_readme_and_plot_outdated(
     assert "README.md" not in capsys.readouterr().err
 
 
+def test_a_result_of_uncommitted_changes_is_told(comparison: Evidence, capsys: pytest.CaptureFixture[str]) -> None:
+    assert render.main(["--check"]) == 0
+    assert capsys.readouterr().err == ""
+    comparison.conditions["commit"] = "0123abc+"
+    comparison.write(render.RESULTS / "compare.json")
+    assert render.main([]) == 0
+    assert capsys.readouterr().err == ""
+    assert render.main(["--check"]) == 0
+    assert "warning: compare.json was measured with uncommitted changes" in capsys.readouterr().err
+
+
 def test_a_comparison_that_cannot_be_drawn_is_refused(comparison: Evidence) -> None:
     made_evidence.empty().write(render.RESULTS / "compare.json")
     with pytest.raises(ValueError, match=r"compare\.json: expected runs of an open loop"):
