@@ -1,7 +1,7 @@
 """Holds the requests that wait in a worker, and decides which are computed next.
 
 Whatever waits when the engine becomes idle is the next batch, so batches form by themselves under load, and a request
-that finds the worker idle is computed at once. `service.patience` says when it pays to give others a moment to join.
+that finds the worker idle is computed at once. `service.hold` says when it pays to give others a moment to join.
 
 A request with more rows than a batch holds is computed in several batches of its own, until the rest fits beside
 others. The rest waits again, behind everything that has come by the next batch. So nobody waits for more than one batch

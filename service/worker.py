@@ -22,8 +22,8 @@ from models.errors import DeviceLostError, MLPError, OutOfMemoryError, first_lin
 from service.batcher import Batcher, Waiting
 from service.errors import DeadlineExceededError, code_of, message_of, without_paths
 from service.flights import Flights
+from service.hold import Hold
 from service.listener import Client, Listener
-from service.patience import Patience
 from service.polling import Streak
 from service.wire import Frame, Kind, header
 
@@ -92,7 +92,7 @@ class WorkerServer:
         warnings.filterwarnings("ignore", "The given buffer is not writable")  # received bytes, which nobody writes to
         self._spin_ns = spin_us * 1000
         self._streak = Streak()
-        self.patience = Patience(len(backends), hold_share)
+        self.hold = Hold(len(backends), hold_share)
         self._held_until_ns = 0
         self.listener = Listener(listening, hello, self._take, self._forget)
         self._select = self.listener.select
@@ -150,7 +150,7 @@ class WorkerServer:
         if first is not None and not self._is_stopping:
             rows = self._batcher.rows(first.backend)
             is_full = rows >= self._max_batch_rows
-            self._held_until_ns = 0 if is_full else self.patience.until_ns(first.backend, rows)
+            self._held_until_ns = 0 if is_full else self.hold.until_ns(first.backend, rows)
             if time.monotonic_ns() < self._held_until_ns:
                 return
         is_idle = not ready and first is None and not is_flying
@@ -229,7 +229,7 @@ class WorkerServer:
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
                 )
                 self._batcher.add(request)
-                self.patience.note_arrival(frame.start_ns)
+                self.hold.note_arrival(frame.start_ns)
             elif frame.kind == Kind.SHADOW:
                 shadow = Waiting(
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
@@ -335,7 +335,7 @@ class WorkerServer:
     ) -> None:
         answered = self._send_results(batch, taken_ns, start_ns, took_ns, outputs)
         rows = sum(request.rows for request in batch)
-        self.patience.note_answers(batch[0].backend, answered, rows, took_ns, time.monotonic_ns())
+        self.hold.note_answers(batch[0].backend, answered, rows, took_ns, time.monotonic_ns())
 
     def _timed_run(self, batch: list[Waiting[Client]]) -> tuple[int, int, memoryview]:
         import torch

@@ -78,12 +78,12 @@ def test_requests_that_no_socket_buffer_holds_at_once_are_one_batch(
 
 def test_a_request_is_held_back_until_those_who_were_answered_with_it_are_back(connect: Connect) -> None:
     caller = connect(echo, hold_share=1.0)
-    patience = caller.worker.patience
+    hold = caller.worker.hold
     for rows in [1, 2] * 20:  # batches that take an hour whatever they hold, answered just now
-        patience.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
+        hold.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
         for _ in range(rows):
-            patience.note_arrival(time.monotonic_ns())
-    patience.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
+            hold.note_arrival(time.monotonic_ns())
+    hold.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
     caller.send(infer(1))
     caller.turn()
     assert caller.received() == []
@@ -94,13 +94,13 @@ def test_a_request_is_held_back_until_those_who_were_answered_with_it_are_back(c
 
 def test_a_batch_that_is_full_is_held_back_for_nobody(connect: Connect) -> None:
     caller = connect(echo, max_batch_rows=4, hold_share=1.0)
-    patience = caller.worker.patience
+    hold = caller.worker.hold
     for rows in [1, 8] * 20:  # batches that take an hour whatever they hold
-        patience.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
+        hold.note_answers(0, rows, rows, HOUR_NS + rows, time.monotonic_ns())
         for _ in range(rows):
-            patience.note_arrival(time.monotonic_ns())
-    patience.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
-    assert patience.until_ns(0, 4) > time.monotonic_ns()
+            hold.note_arrival(time.monotonic_ns())
+    hold.note_answers(0, 2, 2, HOUR_NS, time.monotonic_ns())
+    assert hold.until_ns(0, 4) > time.monotonic_ns()
     caller.send(infer(1, rows=4))
     caller.turn()
     assert [frame.request_id for frame in caller.received()] == [1]
@@ -212,9 +212,9 @@ def test_a_request_of_more_rows_than_a_batch_is_computed_in_several_and_answered
     sent = numbered(1, rows=11)
     caller.send(sent)
     caller.turn()
-    assert caller.worker.patience._answered == 0  # nobody is about to come back
+    assert caller.worker.hold._answered == 0  # nobody is about to come back
     (frame,) = drained(caller)
-    assert (sizes.seen, caller.worker.patience._answered) == ([4, 4, 3], 1)
+    assert (sizes.seen, caller.worker.hold._answered) == ([4, 4, 3], 1)
     assert (frame.kind, frame.request_id, frame.rows, frame.batch_rows) == (Kind.RESULT, 1, 11, 4)
     assert bytes(frame.payload) == sent.payload
 

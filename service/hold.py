@@ -52,7 +52,7 @@ class BatchTimes:
         return low_ns + (high_ns - low_ns) * (rows - low) / (high - low)
 
 
-class Patience:
+class Hold:
     """Decides for one worker; all times are of CLOCK_MONOTONIC."""
 
     def __init__(self, backends: int, share: float) -> None:
