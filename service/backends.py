@@ -193,9 +193,9 @@ class Backends:
         )
         return True
 
-    def returns(self, name: str) -> int:
+    def times_put_back(self, name: str) -> int:
         """Return how often a backend was put back: its results from before no longer say anything about it."""
-        return self._shared.returns(self.names.index(name))
+        return self._shared.times_put_back(self.names.index(name))
 
     @property
     def is_auto(self) -> bool:

@@ -146,10 +146,10 @@ class Guard:
             if self._dispatcher.backends.states[REFERENCE].state != "ready":
                 return False
 
-            returns = self._dispatcher.backends.returns(outcome.backend)
+            times_put_back = self._dispatcher.backends.times_put_back(outcome.backend)
 
             def judge(later: Result | Exception) -> None:
-                self._judge(request.rows, outcome, returns, later)
+                self._judge(request.rows, outcome, times_put_back, later)
                 deliver(REFERENCE, later)
 
             # Which tells as well whether the backend or the rows are at fault.
@@ -174,15 +174,17 @@ class Guard:
         return True
 
     def _shadow(self, request: InferenceRequest, result: Result) -> None:
-        returns = self._dispatcher.backends.returns(result.backend)
-        self._dispatcher.shadow(request.rows, lambda outcome: self._judge(request.rows, result, returns, outcome))
+        times_put_back = self._dispatcher.backends.times_put_back(result.backend)
+        self._dispatcher.shadow(
+            request.rows, lambda outcome: self._judge(request.rows, result, times_put_back, outcome)
+        )
 
-    def _judge(self, inputs: Rows, result: Result, returns: int, reference: Result | Exception) -> None:
+    def _judge(self, inputs: Rows, result: Result, times_put_back: int, reference: Result | Exception) -> None:
         """Compare a result with eager's of the same inputs.
 
-        `returns` is how often its backend had been put back: if that has changed, the result no longer counts.
+        `times_put_back` is how often its backend had been put back: if that has changed, the result no longer counts.
         """
-        if returns != self._dispatcher.backends.returns(result.backend):
+        if times_put_back != self._dispatcher.backends.times_put_back(result.backend):
             return
         if isinstance(reference, Exception):
             log.info("a request could not be run on %s as well: %s", REFERENCE, reference)

@@ -41,8 +41,8 @@ class SharedState:
         """`processes` is the number of HTTP processes, `backends` that of the server's backends."""
         self._canary = _FIRST
         self._out = self._canary + backends
-        self._returns = self._out + backends
-        self._ready = self._returns + backends
+        self._put_backs = self._out + backends
+        self._ready = self._put_backs + backends
         words = self._ready + processes
         self._records = words * _WORD_BYTES
         size = self._records + backends * _RECORD.size
@@ -110,11 +110,11 @@ class SharedState:
         """Let all processes use a backend again."""
         with self._change():
             self._words[self._out + backend] = 0
-            self._words[self._returns + backend] += 1
+            self._words[self._put_backs + backend] += 1
 
-    def returns(self, backend: int) -> int:
+    def times_put_back(self, backend: int) -> int:
         """Return how often a backend was put back."""
-        return self._words[self._returns + backend]
+        return self._words[self._put_backs + backend]
 
     @property
     def is_draining(self) -> bool:
