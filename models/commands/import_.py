@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> None:
     Raises:
         ImportSourceError: as `Checkpoint`, and where OUT is SRC, whose other layers would be lost.
     """
-    from models.importers import Checkpoint
+    from models.checkpoint import Checkpoint
 
     if options.out.exists() and options.source.exists() and options.out.samefile(options.source):
         raise ImportSourceError(

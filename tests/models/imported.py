@@ -5,8 +5,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from models.checkpoint import Checkpoint
 from models.config import ModelConfig
-from models.importers import Checkpoint
 
 
 def imported(

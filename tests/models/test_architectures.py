@@ -16,8 +16,8 @@ from kernels.numerics import disagreement
 from models import mlp, weights
 from models.__main__ import main
 from models.architectures import ACTIVATIONS, ARCHITECTURES
+from models.checkpoint import Checkpoint
 from models.engine import load_engine
-from models.importers import Checkpoint
 from tests.models.imported import imported
 from tests.models.test_transformers import swap
 

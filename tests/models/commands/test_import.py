@@ -76,7 +76,7 @@ import sys
 from models.__main__ import main
 from models.errors import MLPError
 from models import load_engine
-import models.importers, torch
+import models.checkpoint, torch
 torch.ones(2).aminmax()
 def peak():
     return next(int(it.split()[1]) for it in open("/proc/self/status") if it.startswith("VmHWM:"))

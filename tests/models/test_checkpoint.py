@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from models import weights
+from models.checkpoint import Checkpoint
 from models.engine import load_engine
 from models.errors import ConfigError, ImportSourceError
-from models.importers import Checkpoint
 from tests.models.imported import imported
 
 # PyTorch's compiler uses what PyTorch deprecates.
@@ -391,7 +391,7 @@ def test_sizes_are_compared_before_a_number_is_read(tmp_path: Path) -> None:
 PEAK = """
 import sys
 from models.__main__ import main
-import models.importers, torch
+import models.checkpoint, torch
 torch.ones(2).aminmax()
 def status(key):
     return next(int(it.split()[1]) for it in open("/proc/self/status") if it.startswith(key + ":"))

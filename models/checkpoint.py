@@ -21,6 +21,7 @@ from torch import Tensor
 from models import weights
 from models.architectures import ARCHITECTURES, Architecture
 from models.config import (
+    CONFIG_FILE,
     MAX_DEPTH,
     MAX_WIDTH,
     FFNConfig,
@@ -33,7 +34,6 @@ from models.config import (
 from models.errors import ConfigError, ImportSourceError, shown
 from models.weights import FLOAT_TYPES, WEIGHTS_FILE
 
-CONFIG_FILE = "config.json"
 INDEX_FILE = f"{WEIGHTS_FILE}.index.json"
 
 # Checkpoints of before 2019 call a LayerNorm's two tensors by other names.
