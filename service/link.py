@@ -258,7 +258,9 @@ class WorkerLink(asyncio.Protocol):
         for frame in self._decoder.feed(data):
             if frame.kind == Kind.HELLO:
                 states = orjson.loads(frame.payload)["backends"]
-                self.backends = {name: told(BackendState.model_validate(state)) for name, state in states.items()}
+                self.backends = {
+                    name: without_host_paths(BackendState.model_validate(state)) for name, state in states.items()
+                }
                 self.is_up = True
                 self._on_change()
                 continue
@@ -317,7 +319,7 @@ class WorkerLink(asyncio.Protocol):
             self._transport.close()
 
 
-def told(state: BackendState) -> BackendState:
+def without_host_paths(state: BackendState) -> BackendState:
     """Return a backend's state as callers may see it; the start screen, and it alone, shows paths."""
     for field in ("reason", "note"):
         sentence: str | None = getattr(state, field)

@@ -32,7 +32,7 @@ def describe(app: FastAPI, title: str, version: str, has_key: bool = False) -> N
         if app.openapi_schema is None:
             app.openapi_schema = complete(generated())
             if has_key:
-                guard(app.openapi_schema)
+                add_security(app.openapi_schema)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's documented way to extend the document
@@ -120,7 +120,7 @@ def add_binary(infer: dict[str, Any]) -> None:
         body["content"]["application/octet-stream"] = {"schema": whole}
 
 
-def guard(document: dict[str, Any]) -> None:
+def add_security(document: dict[str, Any]) -> None:
     """Say which routes ask for the key, and how it is sent, as generated clients and `/docs` need to know."""
     document["components"]["securitySchemes"] = {
         "key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},

@@ -56,7 +56,7 @@ def test_a_target_that_is_named_is_run_by_a_test(target: str) -> None:
     assert f'"{target}"' in (ROOT / "tests" / ELSEWHERE.get(target, "test_make.py")).read_text()
 
 
-def told(target: str) -> str:
+def dry_run(target: str) -> str:
     """What make would do for a target, with everything set up."""
     done = subprocess.run(["make", "-n", *DONE, target], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -150,18 +150,18 @@ def test_gpu_says_where_there_is_none_and_what_there_was_no_time_for(developer: 
 @pytest.mark.slow
 def test_loadtest_loads_a_running_server(developer: Developer, start: Start) -> None:
     (line,) = (line for line in LINES if " --headless " in line)
-    assert told("loadtest").split()[1:] == shlex.split(line.partition(" --headless ")[0])
+    assert dry_run("loadtest").split()[1:] == shlex.split(line.partition(" --headless ")[0])
     url = start("--backends", "fused").wait_ready().url
     assert "Aggregated" in developer.make("loadtest", f"ARGS=--host {url} --headless -u 1 -t 1s --tags fused")
 
 
 def test_make_image_builds_as_the_readme_does() -> None:
     (line,) = (line for line in COMMANDS["README.md"] if line.startswith("docker build "))
-    assert told("image").split() == line.partition(" && ")[0].split()
+    assert dry_run("image").split() == line.partition(" && ")[0].split()
 
 
 def test_image_check_types_the_lines_for_docker() -> None:
-    assert told("image-check").split()[-1] == "tests/test_image.py"
+    assert dry_run("image-check").split()[-1] == "tests/test_image.py"
 
 
 def test_clean_leaves_the_sources_alone(developer: Developer) -> None:
@@ -191,7 +191,7 @@ for line in sys.stdin:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", ["peers", CORES], ids=["peers", "cores"])
 def test_what_make_measures_with_and_what_runs_elsewhere_takes_its_flags(source: str) -> None:
-    lines = re.findall(MEASURING, source if source == CORES else told(source))
+    lines = re.findall(MEASURING, source if source == CORES else dry_run(source))
     assert lines
     done = subprocess.run(
         [sys.executable, "-c", PARSE], input="\n".join(lines), capture_output=True, text=True, cwd=ROOT

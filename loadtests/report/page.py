@@ -135,9 +135,9 @@ def overview(evidence: Evidence) -> Table:
                 held(knee, name in found),
                 NONE if knee is None or name not in found or knee.above_per_s is None else number(knee.above_per_s),
                 NONE if ratio is None else "1" if name == base else (f"{ratio.value:.2f}", ratio.spread),
-                told(max(goodput, key=lambda spread: spread.median, default=None)),
-                told(max(throughput, key=lambda spread: spread.median, default=None)),
-                told(first.spread(lambda run: run.first_ms) if first else None),
+                spread_cell(max(goodput, key=lambda spread: spread.median, default=None)),
+                spread_cell(max(throughput, key=lambda spread: spread.median, default=None)),
+                spread_cell(first.spread(lambda run: run.first_ms) if first else None),
             )
         )
     return Table(
@@ -183,7 +183,10 @@ def by_load(evidence: Evidence) -> Table:
                 point.backend,
                 f"{len(point.counted)} of {len(point.counted) + len(point.rejected)}",
                 f"{100 * point.failed_share:.1f}" if point.counted else NONE,
-                *(NONE if lacks(point, figure_of) else told(point.spread(figure_of)) for figure_of in figures.values()),
+                *(
+                    NONE if lacks(point, figure_of) else spread_cell(point.spread(figure_of))
+                    for figure_of in figures.values()
+                ),
             )
             for point in found
         ],
@@ -299,7 +302,7 @@ def figure(value: float | None) -> str:
     return NONE if value is None else number(value)
 
 
-def told(spread: Spread | None) -> Cell:
+def spread_cell(spread: Spread | None) -> Cell:
     """Return a median, and below it its quartiles and extremes where they differ."""
     if spread is None:
         return NONE

@@ -1,7 +1,7 @@
 // What the server has: the model, the state of each backend, and the one that requests take which name none.
 
 import { at, cell, element, heading, number, say } from "./element.js";
-import { callJson, told } from "./server.js";
+import { callJson, failure } from "./server.js";
 
 const LIMIT_MS = 10_000;
 
@@ -41,7 +41,7 @@ export class Backends {
       this.#show(found);
       say(at("default-outcome"), `Switched: ${sentence(found)}`);
     } catch (error) {
-      say(at("default-outcome"), told(error), true);
+      say(at("default-outcome"), failure(error), true);
     }
   }
 
@@ -54,7 +54,7 @@ export class Backends {
       // The focus went with the button.
       if (document.activeElement === document.body) at("backends-title").focus();
     } catch (error) {
-      say(at("default-outcome"), told(error), true);
+      say(at("default-outcome"), failure(error), true);
     }
   }
 

@@ -2,7 +2,7 @@
 
 import { at, drawn, duration, element, figure, heading, number, say } from "./element.js";
 import { figures, goesOn, reading } from "./counters.js";
-import { call, told } from "./server.js";
+import { call, failure } from "./server.js";
 
 const INTERVAL_MS = 1000;
 const WINDOW_S = 5;
@@ -58,7 +58,7 @@ export class Live {
       say(at("live-state"), "");
     } catch (error) {
       this.#readings = [];
-      if (!this.#isLocked) say(at("live-state"), told(error), true);
+      if (!this.#isLocked) say(at("live-state"), failure(error), true);
     }
     this.#isAsking = false;
     if (document.hidden || this.#isPaused || this.#isLocked) return;

@@ -5,7 +5,7 @@ import { Backends, readModel } from "./backends.js";
 import { Live } from "./live.js";
 import { Profiles } from "./profile.js";
 import { Request } from "./request.js";
-import { events, setKey, told } from "./server.js";
+import { events, failure, setKey } from "./server.js";
 
 const BACKENDS_MS = 5000;
 
@@ -31,7 +31,7 @@ async function read() {
     if (isKnown) return;
     // Without a key the form below says what is asked for, in a reader's words.
     if (error.code === "unauthorized") say(at("model"), "What is served is shown to those who have its key.");
-    else say(at("model"), told(error), true);
+    else say(at("model"), failure(error), true);
   }
 }
 

@@ -1,7 +1,7 @@
 // Profiles of every backend beside each other: operators, kernels, and a trace of each to keep.
 
 import { at, bar, bytes, cell, duration, element, figure, heading, number, say, table } from "./element.js";
-import { call, callJson, told } from "./server.js";
+import { call, callJson, failure } from "./server.js";
 
 const MOST_LINES = 12;
 const WITHOUT = {
@@ -39,7 +39,7 @@ export class Profiles {
           const { document: profile } = await callJson("profile", { method: "POST", body: { rows, backend } });
           found.push(profile);
         } catch (error) {
-          found.push({ backend, error: told(error) });
+          found.push({ backend, error: failure(error) });
         }
         show(found);
       }
@@ -116,6 +116,6 @@ async function keep({ backend, trace }, outcome) {
     setTimeout(() => URL.revokeObjectURL(address), 60_000);
     say(outcome, "Saved; ui.perfetto.dev shows it.");
   } catch (error) {
-    say(outcome, told(error), true);
+    say(outcome, failure(error), true);
   }
 }

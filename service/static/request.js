@@ -2,7 +2,7 @@
 
 import { at, bar, cell, duration, element, figure, heading, number, say, table } from "./element.js";
 import { normalRows, pixelRows } from "./rows.js";
-import { callJson, told } from "./server.js";
+import { callJson, failure } from "./server.js";
 import { DigitPad } from "./digit.js";
 
 const MOST_SHOWN = { rows: 8, labels: 10, outputs: 6 };
@@ -74,7 +74,7 @@ export class Request {
       const rows = this.#rows();
       await (chosen === "*" ? this.#compare(rows) : this.#predict(rows, chosen));
     } catch (error) {
-      say(at("answer"), told(error), true);
+      say(at("answer"), failure(error), true);
       at("timing").replaceChildren();
       at("results").replaceChildren();
     } finally {

@@ -63,7 +63,7 @@ export async function callJson(path, options) {
   return { document: JSON.parse(text), headers, elapsed_ms };
 }
 
-export const told = (error) => {
+export const failure = (error) => {
   if (!(error instanceof ServerError)) throw error;
   return error.status ? `${error.message} (${error.status} ${error.code})` : error.message;
 };

@@ -22,7 +22,7 @@ class Clock:
         return self.now
 
 
-def told(stream: io.StringIO, seconds: list[float], total: float = 10) -> str:
+def written_by(stream: io.StringIO, seconds: list[float], total: float = 10) -> str:
     """Return what is written when step i is done at the i-th time."""
     clock = Clock()
     with Progress("training", stream=stream, clock=clock) as progress:
@@ -34,11 +34,11 @@ def told(stream: io.StringIO, seconds: list[float], total: float = 10) -> str:
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()], ids=["terminal", "file"])
 def test_a_short_task_shows_nothing(stream: io.StringIO) -> None:
-    assert told(stream, [0.5, 1.0, 1.9]) == ""
+    assert written_by(stream, [0.5, 1.0, 1.9]) == ""
 
 
 def test_a_terminal_gets_a_bar_that_is_cleared_in_the_end() -> None:
-    written = told(Terminal(), [1.0, 3.0, 6.0])
+    written = written_by(Terminal(), [1.0, 3.0, 6.0])
     assert written == (
         "\r\x1b[Ktraining  [#####...................] 2/10  12 s left"
         "\r\x1b[Ktraining  [#######.................] 3/10  14 s left"
@@ -47,11 +47,11 @@ def test_a_terminal_gets_a_bar_that_is_cleared_in_the_end() -> None:
 
 
 def test_a_file_gets_one_line_at_the_start_and_one_at_the_end() -> None:
-    assert told(io.StringIO(), [1.0, 3.0, 4.0, 5.0]) == "training ...\ntraining: done in 5.0 s\n"
+    assert written_by(io.StringIO(), [1.0, 3.0, 4.0, 5.0]) == "training ...\ntraining: done in 5.0 s\n"
 
 
 def test_a_bar_is_not_drawn_more_often_than_it_can_be_read() -> None:
-    assert told(Terminal(), [3.0, 3.01, 3.02, 3.2]).count("\x1b[K") == 3
+    assert written_by(Terminal(), [3.0, 3.01, 3.02, 3.2]).count("\x1b[K") == 3
 
 
 def test_a_task_that_fails_says_so_and_the_error_goes_on() -> None:
@@ -101,7 +101,7 @@ def test_no_thread_is_left_behind() -> None:
 
 @pytest.mark.parametrize("total", [0, -1, math.nan, math.inf])
 def test_a_total_that_is_none_shows_the_steps_alone(total: float) -> None:
-    written = told(Terminal(), [3.0], total)
+    written = written_by(Terminal(), [3.0], total)
     assert written.startswith("\r\x1b[Ktraining  1 steps\r")
 
 
@@ -119,7 +119,7 @@ def test_odd_counts_break_nothing(done: float, shown: str) -> None:
 
 def test_a_line_never_exceeds_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    lines = told(Terminal(), [3.0]).split("\r\x1b[K")
+    lines = written_by(Terminal(), [3.0]).split("\r\x1b[K")
     assert lines[1] == "training  [##......"
 
 

@@ -89,7 +89,7 @@ async def test_an_outcome_that_cannot_be_delivered_harms_no_other() -> None:
 
 
 def test_a_worker_that_answers_nothing_is_told_once_and_again_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    def told() -> list[str]:
+    def warnings() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "service.link"]
 
     async def judge() -> None:
@@ -98,19 +98,19 @@ def test_a_worker_that_answers_nothing_is_told_once_and_again_when_it_is_back(ca
         for _ in range(2):  # the second time like the first
             caplog.clear()
             send(far, outcomes, timeout_s=0.001)  # which ends before, and is held on
-            while not told():
+            while not warnings():
                 await asyncio.sleep(0.001)
             late: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
             far.link.send(ROWS, 0, time.monotonic_ns(), 0.1, late.set_result)
             assert isinstance(await late, DeadlineExceededError)
-            assert [line.partition(";")[0] for line in told()] == [
+            assert [line.partition(";")[0] for line in warnings()] == [
                 "worker-0: no answer for 0.05 s while it holds 1 requests"
             ]
             first, second = [frame for frame in await far.sent() if frame.kind == Kind.INFER]
             far.answer(first, ROWS)
             far.answer(second, ROWS)
-            assert len(told()) == 2
-            assert told()[1].startswith("worker-0: answers again, after ")
+            assert len(warnings()) == 2
+            assert warnings()[1].startswith("worker-0: answers again, after ")
 
     caplog.set_level(logging.WARNING, "service.link")
     asyncio.run(judge())
