@@ -8,7 +8,7 @@ from multiprocessing.process import BaseProcess
 import litserve as ls
 
 from service import logs
-from service.watch import ending
+from service.child_processes import ending
 from service.worker_process import EngineAPI
 
 FIRST_DELAY_S = 0.5

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from setproctitle import setproctitle
 
+from service.child_processes import unblock_signals
 from service.heap import freeze_heap
 from service.inference import Inference
 from service.metrics import Metrics
-from service.watch import ANSWER_S, NOTICE_S, unblock_signals
+from service.watch import ANSWER_S, NOTICE_S
 
 if TYPE_CHECKING:
     from service.traces import Traces

@@ -14,6 +14,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from models.config import ModelConfig
 from service import logs
 from service.backends import PREFERENCE
+from service.child_processes import begin_child, block_signals, end_children
 from service.comparison import Comparison
 from service.control import NAME, VERSION, add_routes
 from service.dispatch import Dispatcher
@@ -31,7 +32,7 @@ from service.schemas import ModelReply
 from service.settings import Settings
 from service.shared_state import SharedState
 from service.surroundings import StartError, device_count, identify, resolve_device, resolve_dtype
-from service.watch import LOST_MANAGER, Hello, Watch, begin_child, block_signals, end_children, lost
+from service.watch import LOST_MANAGER, Hello, Watch, lost
 from service.wire import MAX_PAYLOAD_BYTES
 from service.worker_process import EngineAPI, WorkerPlan
 

@@ -21,10 +21,11 @@ from setproctitle import setproctitle
 
 from models.errors import DeviceLostError, MLPError, first_line
 from service import logs
+from service.child_processes import begin_worker, outlive_parent
 from service.heap import FreedMemory, freeze_heap
 from service.listener import listen
 from service.surroundings import ModelIdentity, identify
-from service.watch import START_FAILED, begin_worker, outlive_parent
+from service.watch import START_FAILED
 from service.worker import Profiling, WorkerServer
 
 FAILED = 1  # exit status of a worker whose device failed for good, or whose loop did
