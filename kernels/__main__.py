@@ -7,16 +7,14 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from kernels import interruption, output
-from kernels.flags import Parser, path, positive, thread_count
+from kernels.flags import Parser, listed, path, positive, thread_count
 from kernels.names import DTYPE_NAMES, OPS
 
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -235,7 +233,7 @@ def _check_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "check", check)
     command.add_argument(
         "--dtypes",
-        type=_list(_one_of(DTYPE_NAMES)),
+        type=listed(_one_of(DTYPE_NAMES)),
         default=list(DTYPE_NAMES),
         metavar="DTYPE,...",
         help="default: all",
@@ -252,9 +250,9 @@ def _roof_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "bench", bench)
     command.add_argument("--device", choices=("cpu", "cuda"), help="the GPU where there is one, if not given")
-    command.add_argument("--rows", type=_list(positive), metavar="N,...", help="row counts; a few if not given")
+    command.add_argument("--rows", type=listed(positive), metavar="N,...", help="row counts; a few if not given")
     command.add_argument(
-        "--widths", type=_list(_width), metavar="INxOUT,...", help="such as 768x3072; a few if not given"
+        "--widths", type=listed(_width), metavar="INxOUT,...", help="such as 768x3072; a few if not given"
     )
     command.add_argument("--repetitions", type=positive, default=15, metavar="N", help="default: %(default)s")
     command.add_argument("--threads", type=thread_count, metavar="N", help="on a CPU; PyTorch's choice if not given")
@@ -263,16 +261,16 @@ def _bench_options(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _tune_options(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _command(commands, "tune", tune)
-    command.add_argument("--ops", type=_list(_one_of(OPS)), default=list(OPS), metavar="OP,...", help="default: all")
+    command.add_argument("--ops", type=listed(_one_of(OPS)), default=list(OPS), metavar="OP,...", help="default: all")
     command.add_argument(
         "--dtypes",
-        type=_list(_one_of(DTYPE_NAMES)),
+        type=listed(_one_of(DTYPE_NAMES)),
         default=["bfloat16"],
         metavar="DTYPE,...",
         help="default: bfloat16",
     )
-    command.add_argument("--widths", type=_list(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
-    command.add_argument("--rows", type=_list(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
+    command.add_argument("--widths", type=listed(_width), required=True, metavar="INxOUT,...", help="such as 768x3072")
+    command.add_argument("--rows", type=listed(positive), required=True, metavar="N,...", help="such as 1,32,512,8192")
     command.add_argument("--few", action="store_true", help="try only the default tile and its neighbours")
     command.add_argument(
         "--seconds", type=positive, metavar="N", help="begin no shape after this long; all if not given"
@@ -285,13 +283,6 @@ def _command(commands: "argparse._SubParsersAction[Parser]", name: str, run: obj
     command.add_argument("--json", type=path, metavar="FILE", help="write the results here")
     command.set_defaults(run=run)
     return command
-
-
-def _list(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    def parse_all(text: str) -> list[T]:
-        return list(dict.fromkeys(parse(each) for each in text.split(",")))  # what comes twice is measured once
-
-    return parse_all
 
 
 def _one_of(names: Sequence[str]) -> Callable[[str], str]:

@@ -1,8 +1,11 @@
-"""What every command line needs: errors in one line, and parsers of counts and paths."""
+"""What every command line needs: errors in one line, and parsers of counts, paths and lists."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
 
 MOST_THREADS = 1024  # far more are refused by the system, which ends the process
 
@@ -35,3 +38,12 @@ def path(text: str) -> Path:
     if not text:
         raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
     return Path(text)
+
+
+def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Make a parser of what `parse` takes, with commas between; what comes twice is kept once."""
+
+    def parse_all(text: str) -> list[T]:
+        return list(dict.fromkeys(parse(each.strip()) for each in text.split(",")))
+
+    return parse_all

@@ -3,13 +3,10 @@
 import argparse
 import math
 
+from kernels.flags import listed, positive
 
-def row_counts(text: str) -> list[int]:
-    """Parse positive integers with commas between; each is kept once."""
-    counts = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
-    if min(counts) < 1:
-        raise argparse.ArgumentTypeError(f"expected positive integers with commas between, got {text!r}")
-    return list(dict.fromkeys(counts))
+names = listed(str)
+row_counts = listed(positive)
 
 
 def finite(text: str) -> float:
@@ -18,8 +15,3 @@ def finite(text: str) -> float:
     if not math.isfinite(value):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
     return value
-
-
-def names(text: str) -> list[str]:
-    """Parse names with commas between."""
-    return [part.strip() for part in text.split(",")]

@@ -22,3 +22,12 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
         assert 0 <= each["batched_from_alone"]["absolute"] <= errors * 1.01
     facts = document["conditions"]
     assert (facts["dtype"], facts["threads"], facts["model"]["name"]) == ("float32, bfloat16", 1, "digits")
+
+
+def test_what_a_list_names_twice_is_compared_once(tmp_path: Path) -> None:
+    path = tmp_path / "batch-invariance.json"
+    twice = ("--rows", "2, 2", "--backends", "eager,eager", "--dtype", "float32, float32")
+    assert main(["batch-invariance", "digits", *twice, "--threads", "1", "--json", str(path)]) == 0
+    document = json.loads(path.read_text())
+    assert len(document["batch_invariance"]) == 1
+    assert document["conditions"]["dtype"] == "float32"

@@ -33,8 +33,8 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["digits", "--rows", "1,x"], "expected positive integers with commas between, got '1,x'"),
-        (["digits", "--rows", "0"], "expected positive integers with commas between, got '0'"),
+        (["digits", "--rows", "1,x"], "argument --rows: expected a positive integer, got 'x'"),
+        (["digits", "--rows", "0"], "argument --rows: expected a positive integer, got '0'"),
         (["digits", "--repetitions", "0"], "expected a positive integer, got '0'"),
         (["digits", "--backends", "fusd"], "expected one of eager, compiled, fused, got 'fusd'"),
         (["digits", "--dtype", "int8"], "dtype: expected one of float32"),
