@@ -299,8 +299,9 @@ def fuse() -> str:
     rows += [
         "",
         f"{unmet['token_counts']} token counts from {unmet['least_tokens']} to {unmet['most_tokens']}, one sentence "
-        f"each: a ratio of {first} when they are first met, and of {again} when they come again. The first pass takes "
-        f"{unmet['extra_ms']:.1f} ms more, and {unmet['kept_mib']:.1f} MiB stay, for the two products of a block.",
+        f"each: a ratio of {first} when they are first met, and of {again} when they come again. At a new "
+        f"count the first pass takes {unmet['extra_ms']:.1f} ms longer, and oneDNN keeps {unmet['kept_mib']:.1f} MiB "
+        "for the two products of a block.",
         "",
         f"Medians of {conditions['repetitions']} interleaved rounds of the whole model, {conditions['dtype']}; "
         f"{conditions['processor']}, {conditions['cores']} cores, {conditions['threads']} "
