@@ -83,11 +83,19 @@ class Backend(ABC):
         Raises:
             Exception: whatever goes wrong; the engine then marks the backend unavailable.
         """
-        counts = row_counts(self.config, max_rows)
-        progress(0, len(counts))
-        for done, rows in enumerate(counts, start=1):
-            self(self.zeros(rows))
-            progress(done, len(counts))
+        sizes = self.sizes(max_rows)
+        progress(0, len(sizes))
+        for done, size in enumerate(sizes, start=1):
+            self.ready_for(size)
+            progress(done, len(sizes))
+
+    def sizes(self, max_rows: int) -> Sequence[int]:
+        """Return the row counts that ready this for calls of up to `max_rows` rows, rising."""
+        return row_counts(self.config, max_rows)
+
+    def ready_for(self, size: int) -> None:
+        """Ready one of `sizes`, by running it."""
+        self(self.zeros(size))
 
     def zeros(self, rows: int) -> Tensor:
         """Make an input of `rows` rows."""

@@ -83,7 +83,7 @@ class CompiledOnCUDA(Bucketed):
             return f"Inductor needs Triton to write kernels for {device}, and finds none that works there"
         return missing_toolchain()
 
-    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+    def runner(self, size: int) -> Callable[[Tensor], Tensor]:
         """Compile and capture a bucket."""
         return captured(compiled_once(self.model), self.zeros(size))
 

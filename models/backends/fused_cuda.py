@@ -84,7 +84,7 @@ class FusedOnCUDA(Bucketed):
         reasons = [block.apart for block in self._blocks if block.apart is not None]
         return f"a norm of its own in {len(reasons)} of {len(self._blocks)} blocks: {reasons[0]}" if reasons else None
 
-    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+    def runner(self, size: int) -> Callable[[Tensor], Tensor]:
         """Compile the kernels of a bucket and capture them; plain launches where there is nothing to capture."""
         path, is_folded = self.path(size), self.is_folded(size)
         for block in self._blocks:

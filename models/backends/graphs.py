@@ -15,23 +15,23 @@ from models.mlp import MLP
 
 
 class Bucketed(Backend):
-    """A backend that runs rows padded up to a power of two, each power readied by `ready`."""
+    """A backend that runs rows padded up to a power of two, each power by what `runner` makes."""
 
     def __init__(self, model: MLP, config: ModelConfig) -> None:
         super().__init__(model, config)
         self._replays: dict[int, Callable[[Tensor], Tensor]] = {}
 
     @abstractmethod
-    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+    def runner(self, size: int) -> Callable[[Tensor], Tensor]:
         """Make what runs from 1 to `size` rows; asked for once a size."""
 
-    def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
-        """See `Backend`; each bucket up to the one that holds `max_rows` is readied."""
-        sizes = buckets(max_rows)
-        progress(0, len(sizes))
-        for done, size in enumerate(sizes, start=1):
-            self._replay(size)
-            progress(done, len(sizes))
+    def sizes(self, max_rows: int) -> Sequence[int]:
+        """See `Backend`; the buckets up to the one that holds `max_rows`."""
+        return buckets(max_rows)
+
+    def ready_for(self, size: int) -> None:
+        """See `Backend`; makes what runs the bucket, but runs nothing."""
+        self._replay(size)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Backend`; more rows than were readied for go through the largest bucket in parts."""
@@ -49,7 +49,7 @@ class Bucketed(Backend):
 
     def _replay(self, size: int) -> Callable[[Tensor], Tensor]:
         if size not in self._replays:
-            self._replays[size] = self.ready(size)
+            self._replays[size] = self.runner(size)
         return self._replays[size]
 
 

@@ -6,7 +6,7 @@ it is a multiple of the pass, and what many row counts leave behind outweighs th
 it is little.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from models.backends import READY_FLOPS, READY_ROWS, Backend, row_counts
 from models.config import ModelConfig
@@ -24,13 +24,9 @@ class Padded(Backend):
         """Return how many rows to run for `rows` rows, at least as many."""
         return padded_rows(self.config, rows)
 
-    def warm_up(self, max_rows: int, progress: Callable[[int, int], None]) -> None:
+    def sizes(self, max_rows: int) -> Sequence[int]:
         """See `Backend`."""
-        counts = padded_row_counts(self.config, max_rows)
-        progress(0, len(counts))
-        for done, rows in enumerate(counts, start=1):
-            self(self.zeros(rows))
-            progress(done, len(counts))
+        return padded_row_counts(self.config, max_rows)
 
 
 def padded_rows(config: ModelConfig, rows: int) -> int:

@@ -274,13 +274,13 @@ def test_no_result_is_an_operand(load: Load) -> None:
 
 def test_warm_up_readies_each_bucket_once(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    ready = FusedOnCUDA.ready
+    runner = FusedOnCUDA.runner
 
     def noting(plan: FusedOnCUDA, size: int) -> Callable[[Tensor], Tensor]:
         sizes.append(size)
-        return ready(plan, size)
+        return runner(plan, size)
 
-    monkeypatch.setattr(FusedOnCUDA, "ready", noting)
+    monkeypatch.setattr(FusedOnCUDA, "runner", noting)
     engine = load()
     engine.warm_up(5)
     rows = torch.randn(13, 19)

@@ -38,7 +38,7 @@ class Graphs(Bucketed):
     def unavailable_reason(cls, device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG003
         return None
 
-    def ready(self, size: int) -> Callable[[Tensor], Tensor]:
+    def runner(self, size: int) -> Callable[[Tensor], Tensor]:
         held = self.zeros(size)
         result: Tensor = self.model(held).clone()
         return Replay(held, result, lambda: result.copy_(self.model(held)))
