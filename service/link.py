@@ -272,7 +272,7 @@ class WorkerLink(asyncio.Protocol):
             self.counted -= min(pending.rows, self._counted_rows)
             self.shadows -= pending.is_shadow
             if frame.kind == Kind.RESULT and not pending.is_shadow:
-                self._admission.learn(frame.rows, frame.batch_rows, frame.end_ns)
+                self._admission.learn(frame.rows, frame.batch_rows, frame.compute_ns)
             if pending.deliver is not None:
                 self._settle(pending, self._outcome(frame))
         self._on_load()
@@ -288,9 +288,9 @@ class WorkerLink(asyncio.Protocol):
             np.frombuffer(frame.payload, dtype=np.float32).reshape(frame.rows, -1),
             backend,
             self.backends[backend].implementation or "",
-            frame.start_ns,
+            frame.queue_ns,
             frame.batch_ns,
-            frame.end_ns,
+            frame.compute_ns,
             frame.batch_rows,
         )
 

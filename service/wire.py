@@ -49,8 +49,8 @@ class Frame(NamedTuple):
         request_id: unique within one connection.
         backend: index into the server's list of backends.
         rows: number of rows in the payload; PROFILE: of a pass.
-        start_ns: INFER, SHADOW: when the request was accepted. RESULT: how long it waited for its batch.
-        end_ns: INFER, SHADOW, PROFILE: the deadline. RESULT: how long its batch computed.
+        start_ns: INFER, SHADOW: when the request was accepted. RESULT: see `queue_ns`.
+        end_ns: INFER, SHADOW, PROFILE: the deadline. RESULT: see `compute_ns`.
         batch_rows: RESULT: rows of the batch it was computed in.
         batch_ns: RESULT: from when the batch was taken out of the queue until it began to compute. If a request took
             several batches, `batch_rows` is the largest one's, and the times are sums.
@@ -66,6 +66,16 @@ class Frame(NamedTuple):
     end_ns: int = 0
     batch_rows: int = 0
     batch_ns: int = 0
+
+    @property
+    def queue_ns(self) -> int:
+        """RESULT: how long the request waited for its batch; travels in the field `start_ns`."""
+        return self.start_ns
+
+    @property
+    def compute_ns(self) -> int:
+        """RESULT: how long its batch computed; travels in the field `end_ns`."""
+        return self.end_ns
 
 
 def header(
