@@ -43,12 +43,11 @@ DeliverProfile = Callable[[bytes | Exception], None]
 
 @dataclass(slots=True)
 class _Pending:
+    kind: Kind  # INFER, SHADOW or PROFILE
     deliver: Callable[[Any], None] | None  # None once the caller has its outcome, or is gone
     rows: int
     deadline_ns: int
     timeout_s: float
-    is_inference: bool = True
-    is_shadow: bool = False
 
 
 class WorkerLink(asyncio.Protocol):
@@ -78,10 +77,10 @@ class WorkerLink(asyncio.Protocol):
         self._quiet_since_ns = 0  # its last answer, or when it got something to answer, whichever is later
         self._is_silent = False  # and logged as that
         self.rows = 0  # sent and not yet answered by the worker, whatever became of the caller
-        self.counted = 0  # those of them that the queue's bound is of
+        self.counted = 0  # rows that count towards the queue's bound
         self._admission = admission
         self._counted_rows = admission.counted_rows
-        self.shadows = 0  # likewise
+        self.shadows = 0  # shadows sent and not yet answered
         self.unanswered = 0  # inference requests whose caller waits: a hung worker holds others too
         self.profiles = 0  # whose caller waits
         self._loop = asyncio.get_running_loop()
@@ -112,7 +111,7 @@ class WorkerLink(asyncio.Protocol):
         payload = rows.data.cast("B")
         head = header(Kind.INFER, request_id, len(payload), backend, count, accepted_ns, deadline_ns)
         self._send(head, payload)
-        self._await(request_id, _Pending(deliver, count, deadline_ns, timeout_s))
+        self._await(request_id, _Pending(Kind.INFER, deliver, count, deadline_ns, timeout_s))
         self.rows += count
         self.counted += min(count, self._counted_rows)
         return request_id
@@ -142,19 +141,23 @@ class WorkerLink(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         deadline_ns = now_ns + int(timeout_s * 1e9)
         self._send(header(kind, request_id, len(payload), backend, rows, now_ns, deadline_ns), payload)
-        self._await(request_id, _Pending(deliver, 0, deadline_ns, timeout_s, False, kind == Kind.SHADOW))
+        self._await(request_id, _Pending(kind, deliver, 0, deadline_ns, timeout_s))
         return request_id
 
     def _await(self, request_id: int, pending: _Pending) -> None:
         if not self._pending:
             self._quiet_since_ns = time.monotonic_ns()
         self._pending[request_id] = pending
-        if pending.is_inference:
-            self.unanswered += 1
-        else:
-            self.profiles += not pending.is_shadow
+        self._count(pending, 1)
         if pending.deadline_ns < self._alarm_ns:
             self._set_alarm(pending.deadline_ns)
+
+    def _count(self, pending: _Pending, by: int) -> None:
+        """Count a request whose caller waits, by 1, or waits no more, by -1; no caller waits for a shadow."""
+        if pending.kind == Kind.INFER:
+            self.unanswered += by
+        elif pending.kind == Kind.PROFILE:
+            self.profiles += by
 
     def abandon(self, request_id: int) -> bool:
         """Forget a request whose caller is gone, and tell the worker not to compute it if it still waits there.
@@ -166,10 +169,7 @@ class WorkerLink(asyncio.Protocol):
         if pending is None or pending.deliver is None:
             return False
         pending.deliver = None
-        if pending.is_inference:
-            self.unanswered -= 1
-        else:
-            self.profiles -= not pending.is_shadow
+        self._count(pending, -1)
         self._send(header(Kind.CANCEL, request_id, 0))
         self._on_load()
         return True
@@ -184,10 +184,7 @@ class WorkerLink(asyncio.Protocol):
         """Deliver an outcome, unless that has happened; a delivery that fails does not affect the others."""
         if pending.deliver is not None:
             deliver, pending.deliver = pending.deliver, None
-            if pending.is_inference:
-                self.unanswered -= 1
-            else:
-                self.profiles -= not pending.is_shadow
+            self._count(pending, -1)
             try:
                 deliver(outcome)
             except Exception:
@@ -227,7 +224,7 @@ class WorkerLink(asyncio.Protocol):
         now_ns = time.monotonic_ns()
         for request_id, pending in self._pending.items():
             if pending.deliver is not None and pending.deadline_ns <= now_ns:
-                if pending.is_shadow:  # a worker looks at shadows when it is idle, which may be never
+                if pending.kind == Kind.SHADOW:  # a worker looks at shadows when it is idle, which may be never
                     self._send(header(Kind.CANCEL, request_id, 0))
                 late = f"no result within {pending.timeout_s * 1e3:g} ms; ask for fewer rows or a longer timeout"
                 self._settle(pending, DeadlineExceededError(late))
@@ -270,8 +267,8 @@ class WorkerLink(asyncio.Protocol):
                 continue
             self.rows -= pending.rows
             self.counted -= min(pending.rows, self._counted_rows)
-            self.shadows -= pending.is_shadow
-            if frame.kind == Kind.RESULT and not pending.is_shadow:
+            self.shadows -= pending.kind == Kind.SHADOW
+            if frame.kind == Kind.RESULT and pending.kind == Kind.INFER:
                 self._admission.learn(frame.rows, frame.batch_rows, frame.compute_ns)
             if pending.deliver is not None:
                 self._settle(pending, self._outcome(frame))
