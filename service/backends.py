@@ -19,7 +19,7 @@ PREFERENCE = ("fused", "compiled", "eager")
 REFERENCE = "eager"  # what the others are held to
 MAX_REASON = 200  # characters of another's own words in a reason
 NONE_YET = "no worker is warm yet"
-NONE_LEFT = "no worker is up any more: each that was has ended, the log says how, and is started anew"
+NONE_LEFT = "no worker is up: the last one ended (see the log) and is being restarted"
 log = logging.getLogger(__name__)
 
 
