@@ -22,10 +22,6 @@ OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"}) | pag
 log = logging.getLogger(__name__)
 
 
-class Disconnected(Exception):  # noqa: N818
-    """The client went away before it had sent its body; nobody is left to answer."""
-
-
 class Front:
     """ASGI middleware; one instance per API process, made before the fork and started by the lifespan."""
 
@@ -60,11 +56,10 @@ class Front:
             if scope["method"] != "POST":
                 raise MethodNotAllowedError(f"{clipped(path)}: expected POST, got {scope['method']}", "POST")
             operation.check(headers)
-            require_length(headers, limit)
-            body = await self._body(receive)
+            body = await whole(bounded(receive, headers, limit))
             response.is_unread = False
             await response.send(await self._run(operation, headers, body, request_id, started_ns, receive))
-        except (Disconnected, ClientDisconnect):
+        except ClientDisconnect:  # nobody is left to answer
             return
         except Exception as error:
             if response.is_started:  # too late for another status; the connection is cut instead
@@ -89,7 +84,7 @@ class Front:
         """Wait for the reply, or for the client to go away.
 
         Raises:
-            Disconnected: it has.
+            ClientDisconnect: it has.
         """
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         ticket = self._inference.start(operation, headers, body, request_id, started_ns, reply.set_result)
@@ -102,26 +97,7 @@ class Front:
             return reply.result()
         if ticket:
             self._inference.abandon(ticket, operation, headers, request_id, started_ns)
-        raise Disconnected
-
-    async def _body(self, receive: Receive) -> bytes | bytearray:
-        """Read a body, within the bound.
-
-        Raises:
-            TooLargeError: it is longer.
-            Disconnected: the client went away.
-        """
-        limit = self._inference.options.max_body_bytes
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                raise Disconnected
-            body += message.get("body", b"")
-            if len(body) > limit:
-                raise TooLargeError(f"expected a body of at most {limit} bytes, got more")
-            if not message.get("more_body"):
-                return body
+        raise ClientDisconnect
 
 
 def require_plain_transfer(headers: Headers) -> None:
@@ -165,3 +141,19 @@ def bounded(receive: Receive, headers: Headers, max_bytes: int) -> Receive:
         return message
 
     return bounded_receive
+
+
+async def whole(receive: Receive) -> bytearray:
+    """Read a body to its end.
+
+    Raises:
+        ClientDisconnect: the client went away before it had sent it all.
+    """
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        body += message.get("body", b"")
+        if not message.get("more_body"):
+            return body
