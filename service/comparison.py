@@ -33,7 +33,7 @@ from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
 from service.outcome import Gone, departure, outcome_of
 from service.reply import Content, json_content
-from service.response import REQUEST_ID
+from service.response import SCOPE_REQUEST_ID
 from service.schemas import InferenceRequest
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Comparison:
         except MLPError as error:
             self._metrics.refused(None, code_of(error))
             raise
-        request_id = request.scope[REQUEST_ID].decode("latin-1")
+        request_id = request.scope[SCOPE_REQUEST_ID].decode("latin-1")
         async with departure(request) as gone:
             runs = await self._run_all(asked, names, request_id, gone)
         return json_content(self._document(asked, names, runs))

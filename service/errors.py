@@ -9,9 +9,9 @@ The tree continues the one of `models.errors`; each stage of a request raises it
     └── ServiceError
         ├── UnauthorizedError                                        inference: the key
         ├── NotFoundError, MethodNotAllowedError                     http, control, response: the route
-        ├── UnsupportedMediaTypeError                                schemas, encoding: what the headers say of the body
-        ├── TooLargeError                                            http, encoding, schemas, openinference: bytes, rows
-        ├── BadRequestError                                          schemas, openinference, encoding: the content
+        ├── UnsupportedMediaTypeError                                schemas, encoding, headers: how the body is packed
+        ├── TooLargeError                                            http, headers, encoding, schemas, openinference
+        ├── BadRequestError                                          schemas, openinference, encoding, headers: content
         ├── NotReadyError, DrainingError, OverloadedError            dispatch, backends, pool: admission
         ├── DeadlineExceededError, WorkerLostError                   link, worker: the wait
         ├── NonFiniteOutputError                                     schemas: the reply

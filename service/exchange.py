@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple, Protocol
 
 from service.dispatch import Ticket
-from service.inference import Inference, Operation, request_id_of
+from service.headers import request_id_of
+from service.inference import Inference, Operation
 from service.reply import Reply
 
 REMEMBERED_HEADS = 256

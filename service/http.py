@@ -12,11 +12,11 @@ import time
 from starlette.requests import ClientDisconnect
 
 from service import page
-from service.errors import MethodNotAllowedError, TooLargeError, UnsupportedMediaTypeError, clipped, code_of
-from service.inference import Headers, Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
+from service.errors import MethodNotAllowedError, TooLargeError, clipped, code_of
+from service.headers import Headers, headers_of, request_id_of, require_length, require_plain_transfer
+from service.inference import Inference, Operation, logged_reply
 from service.reply import Reply
-from service.response import REQUEST_ID, App, Message, Receive, Response, Scope, Send
-from service.schemas import shortened
+from service.response import SCOPE_REQUEST_ID, App, Message, Receive, Response, Scope, Send
 
 OPEN_PATHS = frozenset({"/v2/health/live", "/v2/health/ready", "/health"}) | page.PATHS
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Front:
             require_plain_transfer(headers)
             limit = self._inference.options.max_body_bytes
             if operation is None:
-                inner = {**scope, "headers": list(headers.items()), REQUEST_ID: request_id}
+                inner = {**scope, "headers": list(headers.items()), SCOPE_REQUEST_ID: request_id}
                 if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out
                     inner["method"] = "GET"
                 await self._app(inner, bounded(receive, headers, limit), response.forward)
@@ -98,33 +98,6 @@ class Front:
         if ticket:
             self._inference.abandon(ticket, operation, headers, request_id, started_ns)
         raise ClientDisconnect
-
-
-def require_plain_transfer(headers: Headers) -> None:
-    """Refuse a transfer coding that nothing here undoes; only the parser's own, chunked, is taken.
-
-    Source: RFC 9112, section 6.1.
-
-    Raises:
-        UnsupportedMediaTypeError: the transfer coding is another one.
-    """
-    coding = headers.get(b"transfer-encoding", b"chunked")
-    if coding.lower() != b"chunked":
-        raise UnsupportedMediaTypeError(
-            f"transfer-encoding: expected chunked or none, got {shortened(coding.decode('latin-1'))}; tell what packs "
-            "the body in content-encoding"
-        )
-
-
-def require_length(headers: Headers, limit: int) -> None:
-    """Refuse a body by its announced length.
-
-    Raises:
-        TooLargeError: it is longer than `limit` bytes.
-    """
-    declared = declared_length(headers)
-    if declared > limit:
-        raise TooLargeError(f"expected a body of at most {limit} bytes, got {declared}")
 
 
 def bounded(receive: Receive, headers: Headers, max_bytes: int) -> Receive:

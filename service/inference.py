@@ -10,10 +10,9 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from random import getrandbits
 from typing import TYPE_CHECKING, Any
 
 from service import openinference, schemas
@@ -28,6 +27,7 @@ from service.errors import (
     code_of,
 )
 from service.guard import Guard
+from service.headers import Headers
 from service.link import Result
 from service.logs import is_request_logged, log_request
 from service.metrics import Metrics
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from service.traces import Traces  # which loads OpenTelemetry's SDK
 
 INFER_PATH = re.compile(r"/v2/models/([^/]+)/infer")
-REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 log = logging.getLogger(__name__)
-
-Headers = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,35 +374,6 @@ def logged_reply(error: Exception, request_id: bytes) -> Reply:
         name = request_id.decode("latin-1")
         log.error("request %s failed", name, exc_info=error, extra={"request_id": name})
     return error_reply(error)
-
-
-def headers_of(lines: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """Return headers by name; one that came several times has all its values, in order, separated by commas.
-
-    So one of two contradicting values is never mistaken for the only one: where one value is valid, several are not.
-
-    Source: RFC 9110, section 5.2.
-    """
-    headers = dict(lines)
-    if len(headers) == len(lines):
-        return headers
-    values: dict[bytes, list[bytes]] = {name: [] for name in headers}
-    for name, value in lines:
-        values[name].append(value)
-    return {name: b", ".join(each) for name, each in values.items()}
-
-
-def declared_length(headers: Headers) -> int:
-    """Return the Content-Length, which the parser has checked to be a number; 0 where there is none."""
-    return int(headers.get(b"content-length", b"").lstrip(b"0")[:20] or b"0")
-
-
-def request_id_of(headers: Headers) -> bytes:
-    """Return the caller's `x-request-id` where it is a plain token, else a new one."""
-    given = headers.get(b"x-request-id")
-    if given is not None and REQUEST_ID.fullmatch(given):
-        return given
-    return b"%016x" % getrandbits(64)
 
 
 def result_head(lines: bytes, result: Result, encode_us: int) -> bytes:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import httptools
@@ -18,10 +18,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import BadRequestError, DrainingError, OverloadedError
 from service.exchange import Exchange, Head, Heads
-from service.inference import Inference, Operation, declared_length, headers_of, logged_reply, request_id_of
+from service.headers import declared_length, headers_of, request_id_of, require_host
+from service.inference import Inference, Operation, logged_reply
 from service.polling import Poller
 from service.reply import CLOSE, Reply, error_reply
-from service.schemas import shortened
 from service.settings import Settings
 from service.transport import Flow, JoiningTransport, Lingering
 
@@ -34,7 +34,6 @@ SLOWEST_BYTES_PER_S = 32 << 10  # what a sender has to reach once its time is up
 WATCH_S = 5.0
 UNREAD_S = 2.0  # how long a client may leave its reply unread once the server stops
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
-HOST = re.compile(rb"(?:\[[0-9A-Za-z:.]+\]|(?:[\w.~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
 NO_REQUEST = "expected an HTTP/1.1 request, got bytes that are none; send plain HTTP/1.1 to this port, without TLS"
 BAD_REQUEST = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
@@ -484,27 +483,6 @@ class Protocol(HttpToolsProtocol):
             return
         self.transport.write(self._failure)
         self.transport.close()
-
-
-def require_host(lines: Sequence[tuple[bytes, bytes]], version: str) -> None:
-    """Refuse a request that leaves open which host it is for.
-
-    Source: RFC 9112, section 3.2; RFC 3986, section 3.2.2.
-
-    Raises:
-        BadRequestError: it has several Host headers, one that is no host, or none in HTTP/1.1.
-    """
-    hosts = [value for name, value in lines if name == b"host"]
-    if len(hosts) == 1:
-        if HOST.fullmatch(hosts[0]):
-            return
-        raise BadRequestError(
-            f"host: expected a name or an address, with or without a port, got {shortened(hosts[0].decode('latin-1'))}"
-        )
-    if hosts or version > "1.0":
-        raise BadRequestError(
-            f"expected one Host header, got {len(hosts) or 'none'}; send the server's name and port in one"
-        )
 
 
 def refusal(sentence: str) -> bytes:

@@ -27,7 +27,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-REQUEST_ID = "mlp.request_id"  # what the front adds to a scope that it passes on: the reply's x-request-id, bytes
+SCOPE_REQUEST_ID = "mlp.request_id"  # what the front adds to a scope that it passes on: the reply's x-request-id, bytes
 HOST_ERRORS: dict[int, type[ServiceError]] = {
     400: BadRequestError,
     401: UnauthorizedError,

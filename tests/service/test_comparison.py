@@ -14,7 +14,7 @@ from service.comparison import Comparison
 from service.errors import NotReadyError
 from service.guard import Guard, difference
 from service.inference import InferenceOptions
-from service.response import REQUEST_ID
+from service.response import SCOPE_REQUEST_ID
 from tests.service.far_worker import BACKENDS, FarWorker, array, looped
 from tests.service.running_server import Start
 
@@ -114,7 +114,7 @@ def post(body: dict[str, Any]) -> Request:
             return messages.pop()
         return await asyncio.get_running_loop().create_future()  # type: ignore[no-any-return]
 
-    return Request({"type": "http", "headers": [], REQUEST_ID: b"id"}, receive)
+    return Request({"type": "http", "headers": [], SCOPE_REQUEST_ID: b"id"}, receive)
 
 
 def comparison_of(far: FarWorker) -> Comparison:

@@ -12,7 +12,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.inference import headers_of
 from tests.service.exposition import value
 from tests.service.running_server import ROOT, RunningServer, Start, talk
 
@@ -279,21 +278,6 @@ def test_a_body_that_is_packed_for_its_way_is_refused_and_not_taken_for_a_plain_
     assert reply.startswith(b"HTTP/1.1 415")
     assert b"transfer-encoding: expected chunked or none, got 'gzip, chunked'" in reply
     assert reply.count(b"HTTP/1.1 200") == 1  # of the request behind it
-
-
-@pytest.mark.parametrize(
-    ("lines", "headers"),
-    [
-        ([], {}),
-        ([(b"a", b"1"), (b"b", b"2")], {b"a": b"1", b"b": b"2"}),
-        ([(b"a", b"1"), (b"b", b"2"), (b"a", b"1"), (b"a", b"3")], {b"a": b"1, 1, 3", b"b": b"2"}),
-    ],
-    ids=len,
-)
-def test_the_values_of_a_header_that_comes_several_times_are_joined_in_their_order(
-    lines: list[tuple[bytes, bytes]], headers: dict[bytes, bytes]
-) -> None:
-    assert headers_of(lines) == headers
 
 
 @pytest.mark.parametrize("upgrade", ["h2c", "websocket"])
