@@ -11,7 +11,7 @@ from service import openinference
 from service.body import json_body
 from service.comparison import Comparison
 from service.dispatch import Dispatcher
-from service.errors import DrainingError, NotFoundError, NotReadyError
+from service.errors import DrainingError, NotReadyError
 from service.kernel_profiles import KernelProfiles
 from service.metrics import Metrics
 from service.schemas import (
@@ -20,7 +20,6 @@ from service.schemas import (
     CompareReply,
     ProfileReply,
     parse_json,
-    shortened,
     validate,
 )
 
@@ -47,7 +46,7 @@ def add_routes(
 
     def require_model(name: str) -> None:
         if name != config.name:
-            raise NotFoundError(f"no model {shortened(name)} here; this server has {config.name!r}")
+            raise openinference.no_such_model(name, config.name)
 
     def require_ready() -> None:
         if dispatcher.state.is_draining:
@@ -98,9 +97,9 @@ def add_routes(
         return openinference.ModelReady(name=name, ready=True)
 
     @app.post("/v2/models/{name}/infer", tags=["Open Inference Protocol"])
-    async def infer_elsewhere(name: ModelName) -> openinference.InferReply:
-        """Run the model on one tensor."""  # stands in the document; the front answers before it, and counts
-        raise NotFoundError(f"no model {shortened(name)} here; this server has {config.name!r}")
+    async def infer(name: ModelName) -> openinference.InferReply:
+        """Run the model on one tensor."""  # for the document alone: the front answers every such path before it
+        raise openinference.no_such_model(name, config.name)
 
     @app.get("/backend", tags=["backends"])
     async def get_backend() -> BackendReply:

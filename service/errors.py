@@ -8,7 +8,7 @@ The tree continues the one of `models.errors`; each stage of a request raises it
     ├── RemoteError                                                  link: any of them, met by a worker
     └── ServiceError
         ├── UnauthorizedError                                        inference: the key
-        ├── NotFoundError, MethodNotAllowedError                     http, control, response: the route
+        ├── NotFoundError, MethodNotAllowedError                     http, response, openinference: the route
         ├── UnsupportedMediaTypeError                                schemas, encoding, headers: how the body is packed
         ├── TooLargeError                                            http, headers, encoding, schemas, openinference
         ├── BadRequestError                                          schemas, openinference, encoding, headers: content

@@ -21,7 +21,6 @@ from service.encoding import decoded, require_known
 from service.errors import (
     BadRequestError,
     NonFiniteOutputError,
-    NotFoundError,
     NotReadyError,
     UnauthorizedError,
     code_of,
@@ -166,7 +165,7 @@ class Infer(Operation):
         return json_content(reply | {"outputs": [output]})
 
 
-class InferElsewhere(Infer):
+class InferOtherModel(Infer):
     """`POST /v2/models/{name}/infer` for another model: refused, and counted as other requests are."""
 
     def __init__(self, options: InferenceOptions, name: str) -> None:
@@ -180,7 +179,7 @@ class InferElsewhere(Infer):
         Raises:
             NotFoundError: always.
         """
-        raise NotFoundError(f"no model {schemas.shortened(self._name)} here; this server has {self.options.model!r}")
+        raise openinference.no_such_model(self._name, self.options.model)
 
 
 class Inference:
@@ -213,8 +212,8 @@ class Inference:
         if path.startswith("/predict/") and path not in self._operations:
             return Predict(self.options, path.removeprefix("/predict/"))
         operation = self._operations.get(path)
-        if operation is None and (elsewhere := INFER_PATH.fullmatch(path)):
-            return InferElsewhere(self.options, elsewhere[1])
+        if operation is None and (other := INFER_PATH.fullmatch(path)):
+            return InferOtherModel(self.options, other[1])
         return operation
 
     def require_key(self, headers: Headers) -> None:

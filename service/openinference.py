@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from pydantic import Field
 
-from service.errors import BadRequestError, TooLargeError
+from service.errors import BadRequestError, NotFoundError, TooLargeError
 from service.schemas import (
     MAX_ID_CHARACTERS,
     NESTED_NUMBERS,
@@ -165,6 +165,11 @@ def model_metadata(name: str, width_in: int, width_out: int) -> ModelMetadata:
         inputs=[TensorMetadata(name=INPUT, datatype="FP32", shape=[-1, width_in])],
         outputs=[TensorMetadata(name=OUTPUT, datatype="FP32", shape=[-1, width_out])],
     )
+
+
+def no_such_model(name: str, served: str) -> NotFoundError:
+    """Return what a request for a model that is not here is refused with."""
+    return NotFoundError(f"no model {shortened(name)} here; this server has {served!r}")
 
 
 @dataclass(slots=True)
