@@ -113,7 +113,7 @@ def add_routes(
         A backend that was taken out is put back by making it the default, or by naming it in `put_back`.
         """
         body = validate(BackendBody, parse_json(await json_body(request, max_body_bytes)))
-        body.require_any()
+        body.require_change()
         backends, returning = dispatcher.backends, body.put_back or []
         backends.require_returns(returning)
         backends.require_canaries(body.canary or {}, (body.default, *returning))

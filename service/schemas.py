@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.duplicates import duplicate
 from service.errors import BadRequestError, NonFiniteOutputError, TooLargeError, UnsupportedMediaTypeError
-from service.shared_state import LEAST_SHARE
+from service.shared_state import LEAST_SHARE, is_share
 
 Rows = NDArray[np.float32]
 Model = TypeVar("Model", bound=BaseModel)
@@ -200,16 +200,16 @@ class BackendBody(Body):
         None, max_length=16, description="backends that were taken out and serve again, without being made the default"
     )
 
-    def require_any(self) -> None:
-        """Refuse a body that changes nothing.
+    def require_change(self) -> None:
+        """Refuse a body that changes nothing, or whose shares no canaries can have.
 
         Raises:
-                BadRequestError: it has neither a default nor a canary, or a share or their sum is out of range.
+            BadRequestError: it has none of default, canary and put_back, or a share or their sum is out of range.
         """
         if self.default is None and self.canary is None and self.put_back is None:
             raise BadRequestError("default: this field is required, or canary, or put_back")
         for name, weight in (self.canary or {}).items():
-            if 0 < weight < LEAST_SHARE:
+            if not is_share(weight):
                 raise BadRequestError(
                     f"canary.{shortened(name)}: expected 0, or a share of at least {LEAST_SHARE:f}, got {weight:g}"
                 )

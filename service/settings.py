@@ -15,7 +15,7 @@ from pydantic_settings.exceptions import SettingsError
 from models.control_group import available_cores
 from models.errors import MLPError
 from service.admission import SHORT_WAIT_NS, Admission
-from service.shared_state import LEAST_SHARE
+from service.shared_state import LEAST_SHARE, is_share
 
 BACKENDS = ("eager", "compiled", "fused")
 ENV_PREFIX = "MLP_"
@@ -76,7 +76,7 @@ def shares(text: str) -> dict[str, float] | None:
             weight = float(number)
         except ValueError:
             return None
-        if name in found or not (weight == 0 or LEAST_SHARE <= weight <= 1):
+        if name in found or not is_share(weight):
             return None
         found[name] = weight
     return found

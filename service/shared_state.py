@@ -24,6 +24,11 @@ _RECORD = struct.Struct("<dI500s")  # when, how many bytes of the sentence, the 
 _PROFILE_LOCK, _CHANGE_LOCK = range(2)  # the bytes that their holders have locked; what is stored there is not meant
 
 
+def is_share(weight: float) -> bool:
+    """Say whether a canary can take this share of the requests: none, or as much as can be stored, up to all."""
+    return weight == 0 or LEAST_SHARE <= weight <= 1
+
+
 class Outage(NamedTuple):
     """Why a backend was taken out, one sentence without a full stop, and when, in seconds since 1970."""
 
