@@ -224,17 +224,15 @@ class WorkerServer:
 
     def _take(self, client: Client, frames: list[Frame]) -> None:
         for frame in frames:
-            if frame.kind == Kind.INFER:
+            if frame.kind in (Kind.INFER, Kind.SHADOW):
                 request = Waiting(
                     client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
                 )
-                self._batcher.add(request)
-                self.hold.note_arrival(frame.start_ns)
-            elif frame.kind == Kind.SHADOW:
-                shadow = Waiting(
-                    client, frame.request_id, frame.backend, frame.rows, frame.payload, frame.start_ns, frame.end_ns
-                )
-                self._shadows.append(shadow)
+                if frame.kind == Kind.SHADOW:
+                    self._shadows.append(request)
+                else:
+                    self._batcher.add(request)
+                    self.hold.note_arrival(frame.start_ns)
             elif frame.kind == Kind.PROFILE:
                 self._add_profile(client, frame)
             elif self._cancel(client, frame.request_id):

@@ -161,12 +161,12 @@ class EngineLoop(LitLoop):  # type: ignore[misc]
                 lit_api.predict,
                 plan.backends,
                 plan.max_batch_rows,
-                orjson.dumps(hello),
-                plan.spin_us,
-                plan.hold_share,
-                lit_api.profile,
-                staging,
-                freed.bound,
+                hello=orjson.dumps(hello),
+                spin_us=plan.spin_us,
+                hold_share=plan.hold_share,
+                profile=lit_api.profile,
+                staging=staging,
+                bound_memory=freed.bound,
             )
             try:
                 server.run()
