@@ -13,6 +13,7 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from models.config import ModelConfig
 from service import logs
+from service.admission import Admission
 from service.backends import PREFERENCE
 from service.child_processes import begin_child, block_signals, end_children
 from service.comparison import Comparison
@@ -77,7 +78,16 @@ class Server:
         self.state.canary = [settings.canary_weights.get(name, 0.0) for name in settings.backends]
         if settings.default_backend != "auto":
             self.state.default_backend = settings.backends.index(settings.default_backend)
-        plan = WorkerPlan(
+        plan = self._plan(model, threads)
+        self.host = self._host(plan, devices)
+        self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]
+        self.metrics = Metrics(settings.backends, settings.api_servers)
+        self.max_drift = MAX_DRIFT[self.dtype] if settings.max_drift is None else settings.max_drift
+        self.inference = self._assemble_app(settings.admission(self.device, devices))
+
+    def _plan(self, model: Path, threads: int) -> WorkerPlan:
+        settings = self.settings
+        return WorkerPlan(
             model=model,
             identity=identify(model),
             dtype=self.dtype,
@@ -89,30 +99,26 @@ class Server:
             spin_us=settings.spin_us,
             hold_share=settings.hold_share,
             log_format=settings.log_format,
-            socket_directory=directory,
+            socket_directory=self.directory,
             server_pid=os.getpid(),
         )
-        api = EngineAPI(plan)
-        self.host = Host(
-            api,
+
+    def _host(self, plan: WorkerPlan, devices: int) -> Host:
+        host = Host(
+            EngineAPI(plan),
             accelerator=self.device,
             devices=devices if self.device == "cuda" else "auto",
-            workers_per_device=settings.workers,
+            workers_per_device=self.settings.workers,
             timeout=False,
             restart_workers=True,
         )
-        self.host.uvicorn_graceful_timeout = HOST_PATIENCE_S
-        self.host.monitor_internal = WORKER_RESTART_POLL_S
-        self.sockets = [plan.socket(index) for index in range(len(self.host.devices) * settings.workers)]
-        self.metrics = Metrics(settings.backends, settings.api_servers)
-        dispatcher = Dispatcher(
-            self.sockets,
-            settings.backends,
-            self.state,
-            settings.admission(self.device, devices),
-            settings.timeout_s,
-            self.metrics,
-        )
+        host.uvicorn_graceful_timeout = HOST_PATIENCE_S
+        host.monitor_internal = WORKER_RESTART_POLL_S
+        return host
+
+    def _assemble_app(self, admission: Admission) -> Inference:
+        """Put the routes and the front on LitServe's app; return what answers the front's requests."""
+        settings, config, metrics = self.settings, self.config, self.metrics
         options = InferenceOptions(
             model=config.name,
             width_in=config.width_in,
@@ -121,9 +127,10 @@ class Server:
             max_body_bytes=settings.body_bytes(config.width_in),
             api_key=settings.api_key.get_secret_value() if settings.api_key else None,
         )
-        self.max_drift = MAX_DRIFT[self.dtype] if settings.max_drift is None else settings.max_drift
-        guard = Guard(dispatcher, self.metrics, settings.shadow_rate, self.max_drift, FLOOR[self.dtype])
-        traces = directory / "traces"
+        dispatcher = Dispatcher(self.sockets, settings.backends, self.state, admission, settings.timeout_s, metrics)
+        guard = Guard(dispatcher, metrics, settings.shadow_rate, self.max_drift, FLOOR[self.dtype])
+        inference = Inference(dispatcher, options, metrics, guard)
+        traces = self.directory / "traces"
         traces.mkdir()
         app: FastAPI = self.host.app
         middleware: list[Any] = app.user_middleware
@@ -132,22 +139,22 @@ class Server:
             app,
             dispatcher,
             config,
-            self.metrics,
-            Comparison(dispatcher, options, self.metrics, guard),
+            metrics,
+            Comparison(dispatcher, options, metrics, guard),
             KernelProfiles(dispatcher, traces, settings.batch_rows(self.device), options.max_body_bytes),
             options.max_body_bytes,
         )
         add_page(app, self._model_reply())
         describe(app, NAME, VERSION, settings.api_key is not None)
-        self.inference = Inference(dispatcher, options, self.metrics, guard)
         app.router.lifespan_context = lifespan(
             app.router.lifespan_context,
-            self.inference,
-            self.metrics,
+            inference,
+            metrics,
             lambda: logs.configure(settings.log_format, settings.log_requests),
             self._make_traces if settings.traces_url else None,
         )
-        app.add_middleware(Front, inference=self.inference)  # added last: outside of all the others
+        app.add_middleware(Front, inference=inference)  # added last: outside of all the others
+        return inference
 
     def _model_reply(self) -> ModelReply:
         config = self.config
