@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect
 
 from service import page
 from service.errors import MethodNotAllowedError, TooLargeError, clipped, code_of
-from service.headers import Headers, headers_of, request_id_of, require_length, require_plain_transfer
+from service.headers import Headers, declared_length, headers_of, request_id_of, require_length, require_plain_transfer
 from service.inference import Inference, Operation, logged_reply
 from service.reply import Reply
 from service.response import SCOPE_REQUEST_ID, App, Message, Receive, Response, Scope, Send
@@ -39,13 +39,14 @@ class Front:
         path: str = scope["path"]
         headers = headers_of(scope["headers"])
         request_id = request_id_of(headers)
-        response = Response(send, request_id, self._inference.dispatcher.state, is_unread=b"expect" in headers)
+        limit = self._inference.options.max_body_bytes
+        is_unread = b"expect" in headers or declared_length(headers) > limit
+        response = Response(send, request_id, self._inference.dispatcher.state, is_unread)
         operation = self._inference.operation(path)
         try:
             if path not in OPEN_PATHS:
                 self._inference.require_key(headers)
             require_plain_transfer(headers)
-            limit = self._inference.options.max_body_bytes
             if operation is None:
                 inner = {**scope, "headers": list(headers.items()), SCOPE_REQUEST_ID: request_id}
                 if scope["method"] == "HEAD":  # answered as GET is; the server, by its own scope, leaves the body out

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 import httptools
-import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import BadRequestError, DrainingError, OverloadedError
@@ -35,10 +34,8 @@ WATCH_S = 5.0
 UNREAD_S = 2.0  # how long a client may leave its reply unread once the server stops
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 NO_REQUEST = "expected an HTTP/1.1 request, got bytes that are none; send plain HTTP/1.1 to this port, without TLS"
-BAD_REQUEST = (
-    b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n"
-    b"x-request-id: %b\r\n\r\n%b"
-)
+DRAINING = "the server is stopping; send the request to another one"
+MOST_REFUSED = 64  # connections beyond the bound that are read to the end of their request, for at most `LINGER_S`
 log = logging.getLogger(__name__)
 
 
@@ -63,16 +60,19 @@ class Protocol(HttpToolsProtocol):
     _raw: asyncio.Transport
     _joining: JoiningTransport
     _cycles: list[Any]  # the requests that have come and are not answered yet, uvicorn's and ours, in their order
-    _failure: bytes | None = None  # the reply that refuses the bytes after them
+    _failure: bytes | None = None  # the reply that refuses the bytes after them; empty where none is due
     _unparsed = b""  # of a read that brought several requests: those that wait until fewer are ahead of them
     _is_parsing_due = False  # in the next turn of the loop
     _body_left = 0  # bytes of a usual request's body that are still to come
     _ends = 0  # of requests that the parser has found
     _head_end = b""
     _is_one_too_many = False
+    _is_refused = False  # and read on
     _steps = 0  # heads, pieces of body and ends that the parser has found
     admitted: ClassVar[int] = 0
-    _extra_bytes = 0  # of trailers, and of a body that comes after its answer
+    refused: ClassVar[int] = 0
+    _extra_bytes = 0  # of trailers, or of what stands between two pieces of a body
+    _dropped_bytes = 0  # of a body that comes after its answer
     _timer: asyncio.TimerHandle | None = None
     _unsent_bytes = 0
     _unsent_since_s = 0.0
@@ -93,6 +93,7 @@ class Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop watching, and give up every request that is not answered."""
         Protocol.admitted -= not self._is_one_too_many
+        Protocol.refused -= self._is_refused
         self._unparsed = b""
         if self._timer is not None:
             self._timer.cancel()
@@ -222,7 +223,7 @@ class Protocol(HttpToolsProtocol):
         steps = self._steps
         self._feed(data)
         if steps == self._steps and not self._is_in_head and self.parser is not None:
-            self._count_extra(len(data), MAX_HEAD_BYTES)
+            self._count_extra(len(data))
 
     def _feed(self, data: bytes) -> None:
         """Give bytes to the parser; an error that it wraps, raised by a callback, is a fault of the server."""
@@ -250,11 +251,11 @@ class Protocol(HttpToolsProtocol):
         """Take the usual inference request; start counting anew with the next one."""
         self._is_in_head = False
         self._steps += 1
-        self._head_bytes = self._extra_bytes = 0
+        self._head_bytes = self._extra_bytes = self._dropped_bytes = 0
         if self._failure is not None:  # of one ahead of it, which ends the connection
             return
         if self._raw.is_closing():  # nothing is done behind a reply that ends the connection
-            self._failure = refusal("expected no request after a reply that ends the connection, got one; open another")
+            self._failure = b""
             return
         self._head_end = b""
         if self._is_one_too_many:
@@ -293,20 +294,15 @@ class Protocol(HttpToolsProtocol):
         """Answer the first request of a connection beyond the bound, and close it."""
         if self._failure is not None:
             return
+        self._failure = b""
         sentence = f"the server has its {self.max_connections} connections; try again later"
-        self._failure = refusal(sentence)
-        error = OverloadedError(sentence)
-        headers = headers_of(self.headers)
-        request_id = request_id_of(headers)
-        operation = self.inference.targets.get(self.url)
-        if operation is None:
-            reply = error_reply(error)
+        self._raw.write(self._reply_to_head(OverloadedError(sentence)))
+        if Protocol.refused < MOST_REFUSED:
+            Protocol.refused += 1
+            self._is_refused = True
+            self._close()
         else:
-            reply = self.inference.refuse(error, operation, headers, request_id, time.monotonic_ns())
-        body = b"" if self.parser.get_method() == b"HEAD" else reply.body
-        head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
-        self._raw.write(head + body)
-        self._raw.close()
+            self._raw.close()
 
     def _is_usual(self, headers: Mapping[bytes, bytes]) -> bool:
         return (
@@ -346,23 +342,27 @@ class Protocol(HttpToolsProtocol):
         if self._is_in_head:
             super().on_header(name, value.rstrip(b" \t"))
         else:
-            self._count_extra(len(name) + len(value), MAX_HEAD_BYTES)
+            self._count_extra(len(name) + len(value))
 
-    def _count_extra(self, size: int, limit: int) -> None:
+    def _count_extra(self, size: int) -> None:
         self._extra_bytes += size
-        if self._extra_bytes > limit:
+        if self._extra_bytes > MAX_HEAD_BYTES:
             self._refuse(
-                f"expected at most {limit} bytes in trailers, or in a body that is answered already, got more; stop "
-                "sending once the answer is there"
+                f"expected at most {MAX_HEAD_BYTES} bytes in trailers, or between two pieces of a body, got more; send "
+                "fewer or shorter ones"
             )
 
     def on_body(self, body: bytes) -> None:
         """Pass on a part of the body, or count one that comes after its answer."""
         self._steps += 1
+        self._extra_bytes = 0
         if self._failure is not None:
             return
         if self.cycle.response_complete:
-            self._count_extra(len(body), self.inference.options.max_body_bytes)
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > self.inference.options.max_body_bytes:
+                self._end_answered()
+                return
         if self._exchange is not None:
             self._body_left -= len(body)
             self._exchange.feed(body)
@@ -400,18 +400,8 @@ class Protocol(HttpToolsProtocol):
         if transport.is_closing():
             return
         self._joining.flush()
-        defaults = self.server_state.default_headers
-        if defaults is not Protocol._rendered[0]:  # uvicorn makes a new list each second, for the date
-            Protocol._rendered = (defaults, b"".join(b"%b: %b\r\n" % header for header in defaults))
         is_last = not keep_alive or self.inference.dispatcher.state.is_draining or CLOSE in reply.head
-        close = CLOSE if is_last and CLOSE not in reply.head else b""
-        head = b"%b%b%b%bx-request-id: %b\r\n\r\n" % (
-            STATUS_LINE[reply.status],
-            Protocol._rendered[1],
-            reply.head,
-            close,
-            request_id,
-        )
+        head = self._head_of(reply, request_id, is_last)
         if len(reply.body) <= JOINED_BYTES:
             transport.write(head + reply.body)
         else:
@@ -420,6 +410,19 @@ class Protocol(HttpToolsProtocol):
             self._close()
         self.on_response_complete()
         self.poller.attend()
+
+    def _head_of(self, reply: Reply, request_id: bytes, is_last: bool) -> bytes:
+        """Return a reply's status line and headers, with those that all replies have."""
+        defaults = self.server_state.default_headers
+        if defaults is not Protocol._rendered[0]:  # uvicorn makes a new list each second, for the date
+            Protocol._rendered = (defaults, b"".join(b"%b: %b\r\n" % header for header in defaults))
+        return b"%b%b%b%bx-request-id: %b\r\n\r\n" % (
+            STATUS_LINE[reply.status],
+            Protocol._rendered[1],
+            reply.head,
+            CLOSE if is_last and CLOSE not in reply.head else b"",
+            request_id,
+        )
 
     def on_response_complete(self) -> None:
         """Begin the pipelined request that waits, or expect the next one."""
@@ -448,9 +451,12 @@ class Protocol(HttpToolsProtocol):
         if whole:
             whole[-1].keep_alive = False
         elif self._exchange is not None and self._exchange.more_body and not self._exchange.response_complete:
-            self._exchange.refuse(DrainingError("the server is stopping; send the request to another one"))
+            self._exchange.refuse(DrainingError(DRAINING))
         elif self.cycle is not None and not self.cycle.response_complete and not self.cycle.response_started:
-            self._raw.close()  # its body is still to come
+            cycle = self.cycle  # whose body is still to come
+            self._fail(DrainingError(DRAINING))
+            cycle.disconnected = True  # for the app
+            cycle.message_event.set()
         else:
             super().shutdown()
 
@@ -466,29 +472,50 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, sentence: str) -> None:
         """Answer bytes that are no request with 400, after the whole requests before them; close the connection."""
         log.debug("a connection is refused: %s", sentence)
-        self._end(refusal(sentence))
+        if self._is_answered():
+            self._end_answered()
+            return
+        reply = error_reply(BadRequestError(sentence))
+        self._end(self._head_of(reply, request_id_of({}), is_last=True) + reply.body)
 
     def _fail(self, error: Exception) -> None:
         """Answer a request of which no more than the headers is read; a fault of the server is logged."""
-        request_id = request_id_of(headers_of(self.headers))
-        reply = logged_reply(error, request_id)
-        body = b"" if self.parser.get_method() == b"HEAD" else reply.body
-        head = b"%b%b%bx-request-id: %b\r\n\r\n" % (STATUS_LINE[reply.status], reply.head, CLOSE, request_id)
-        self._end(head + body)
+        if self._is_answered():
+            logged_reply(error, request_id_of(headers_of(self.headers)))
+            self._end_answered()
+        else:
+            self._end(self._reply_to_head(error))
+
+    def _reply_to_head(self, error: Exception) -> bytes:
+        """Return the last reply to a request by its headers alone; one of inference is counted."""
+        headers = headers_of(self.headers)
+        request_id = request_id_of(headers)
+        operation = self.inference.operation(self.url.partition(b"?")[0].decode("latin-1"))
+        if operation is None:
+            reply = logged_reply(error, request_id)
+        else:
+            reply = self.inference.refuse(error, operation, headers, request_id, time.monotonic_ns())
+        head = self._head_of(reply, request_id, is_last=True)
+        return head if self.parser.get_method() == b"HEAD" else head + reply.body
+
+    def _is_answered(self) -> bool:
+        """Say whether what comes is the rest of a request that has its one reply."""
+        is_rest = self._failure is None and not self._is_in_head
+        return is_rest and self.cycle is not None and self.cycle.response_complete
+
+    def _end_answered(self) -> None:
+        """Close the connection of a request that has its reply."""
+        self._failure = b""
+        self._close()
 
     def _end(self, reply: bytes) -> None:
         """Write a last reply, after those to the whole requests before it, and close the connection."""
-        self._failure = self._failure or reply
-        if any(not cycle.response_complete and not cycle.more_body for cycle in self._cycles):
+        if self._failure is None:
+            self._failure = reply
+        if self._raw.is_closing() or any(not each.response_complete and not each.more_body for each in self._cycles):
             return
         self.transport.write(self._failure)
         self.transport.close()
-
-
-def refusal(sentence: str) -> bytes:
-    """Return the reply to bytes that are no request."""
-    body = orjson.dumps({"error": sentence, "code": "bad_request"})
-    return BAD_REQUEST % (len(body), request_id_of({}), body)
 
 
 def protocol(inference: Inference, settings: Settings) -> type[Protocol]:
