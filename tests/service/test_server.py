@@ -225,7 +225,7 @@ def test_a_worker_that_ends_early_each_time_is_started_later_and_later_until_it_
         server.wait_until(lambda told=told: told in server.output)  # type: ignore[misc]
     down = server.get("/backend").json()
     assert (down["default"], down["backends"]["eager"]["state"]) == (None, "starting")
-    assert "each that was has ended" in down["backends"]["eager"]["reason"]
+    assert "the last one ended" in down["backends"]["eager"]["reason"]
     os.utime(config, ns=(then_ns, then_ns))
     server.wait_until(lambda: server.answers("/v2/health/ready", 200))
     told = "soon after it was warm, with signal 9, 2 in a row; it is started again in 0.5 s"
