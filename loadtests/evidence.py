@@ -137,7 +137,7 @@ class Knee:
     rate_per_s: Positive | None
     above_per_s: Positive | None
     rounds_per_s: list[Positive]  # each round's own bound, for the spread
-    note: str | None  # why there is no figure
+    note: str | None  # why there is no figure: of the round that has the lower bound, unless it names another
     at_least_per_s: Positive | None = None  # held in most rounds, where the search ended before it had a figure
 
 

@@ -73,11 +73,11 @@ def knee(backend: str, searches: list[Search]) -> Knee:
         for search in searches
         if search.note is None and search.held_per_s is not None and search.above_per_s is not None
     )
-    notes = [search.note for search in searches if search.note is not None]
+    if not searches:
+        return Knee(backend, None, None, [], "no round was measured")
     if len(rounds) * 2 <= len(searches):
-        each_held = sorted(search.held_per_s or 0.0 for search in searches)
-        at_least = each_held[(len(each_held) - 1) // 2] if each_held else 0.0
-        note = notes[0] if notes else "no round was measured"
-        return Knee(backend, None, None, [held for held, _ in rounds], note, at_least or None)
+        middle = sorted(searches, key=lambda search: search.held_per_s or 0.0)[(len(searches) - 1) // 2]
+        note = middle.note or f"in another round, {next(search.note for search in searches if search.note is not None)}"
+        return Knee(backend, None, None, [held for held, _ in rounds], note, middle.held_per_s)
     held, above = rounds[(len(rounds) - 1) // 2]
     return Knee(backend, held, above, [each for each, _ in rounds], None)

@@ -294,6 +294,8 @@ def held(knee: Knee | None, has_figure: bool) -> Cell:
     least = NONE if knee.at_least_per_s is None else f"at least {number(knee.at_least_per_s)}"
     rate = least if knee.rate_per_s is None else number(knee.rate_per_s)
     rounds = ", ".join(number(each) for each in knee.rounds_per_s)
+    if rounds and knee.rate_per_s is None:
+        rounds = f"{rounds} where the search came to its end"
     return tuple(part for part in (rate, rounds, knee.note or "") if part)
 
 

@@ -59,7 +59,8 @@ def capacity(evidence: Evidence) -> str:
     noted = {knee.backend: knee for knee in evidence.knees}
     held = [f"{name} {_rate(knee, is_first=not place)}" for place, (name, knee) in enumerate(knees.items())]
     held += [
-        f"{name} {_least(knee, is_first=not (knees or place))}" for place, (name, knee) in enumerate(least.items())
+        f"{name} {_least(evidence, knee, is_first=not (knees or place))}"
+        for place, (name, knee) in enumerate(least.items())
     ]
     clauses = [f"with {within}, {_listed(held)}"] if held else []
     such = "such rate" if held else f"rate with {within}"
@@ -162,6 +163,22 @@ def least_of(evidence: Evidence) -> dict[str, Knee]:
     return {knee.backend: knee for knee in sorted(found, key=lambda knee: -(knee.at_least_per_s or 0))}
 
 
+def why_least(evidence: Evidence, knee: Knee) -> str:
+    """Say why the search of a knee ended at a lower bound, and where it takes that bound from runs that do not count.
+
+    Those held although the generator was at its limit, which makes a latency longer and never shorter.
+    """
+    why = f"the search could not go on: {knee.note}"
+    tried = [
+        run
+        for run in evidence.runs
+        if run.is_search and run.backend == knee.backend and run.rate_per_s == knee.at_least_per_s
+    ]
+    if tried and all(run.invalid is not None for run in tried):
+        why += f"; {number(knee.at_least_per_s or 0)} held although the generator was at its limit"
+    return why
+
+
 def knee_ratio(evidence: Evidence, backend: str, other: str) -> Ratio | None:
     """Compare two knees, each extreme with the opposite one of the other; None if a backend has no knee."""
     knees = knees_of(evidence)
@@ -211,10 +228,10 @@ def _rate(knee: Knee, is_first: bool) -> str:
     return f"{rate} ({rounds if len(knee.rounds_per_s) > 1 else 'one round'})"
 
 
-def _least(knee: Knee, is_first: bool) -> str:
+def _least(evidence: Evidence, knee: Knee, is_first: bool) -> str:
     rate = f"at least {number(knee.at_least_per_s or 0)}"
     told = f"holds {rate} requests a second" if is_first else rate
-    return f"{told} (the search could not go on: {knee.note})"
+    return f"{told} ({why_least(evidence, knee)})"
 
 
 def _rounds(count: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from loadtests.evidence import Evidence, Knee, Run
 from loadtests.report.points import Point, number, p50_ms, p99_ms, points, repeated
-from loadtests.report.summary import knees_of, least_of, summary
+from loadtests.report.summary import knees_of, least_of, summary, why_least
 
 FIGURES: dict[str, Callable[[Run], float | None]] = {
     "requests/s": lambda run: run.answered_per_s,
@@ -19,21 +19,21 @@ def lines(evidence: Evidence) -> list[str]:
     return [
         *summary(evidence),
         "",
-        *(held(knee, evidence.objective_ms, knee.backend in found) for knee in evidence.knees),
+        *(held(evidence, knee, knee.backend in found) for knee in evidence.knees),
         *table(repeated(points(evidence))),
     ]
 
 
-def held(knee: Knee, objective_ms: float, has_figure: bool) -> str:
+def held(evidence: Evidence, knee: Knee, has_figure: bool) -> str:
     """Return what the search for one backend's knee found, which is no figure where no run of it counts."""
     if not has_figure:
         return f"{knee.backend}: no rate was found: {knee.note or 'no run of it counts'}"
     if knee.rate_per_s is not None:
         extremes = f"{number(min(knee.rounds_per_s))} to {number(max(knee.rounds_per_s))}"
         rate = f"{number(knee.rate_per_s)} requests a second (rounds {extremes})"
-        return f"{knee.backend}: p99 within {objective_ms:g} ms up to {rate}"
+        return f"{knee.backend}: p99 within {evidence.objective_ms:g} ms up to {rate}"
     least = f"holds at least {number(knee.at_least_per_s or 0)} a second"
-    return f"{knee.backend}: {least} (the search could not go on: {knee.note})"
+    return f"{knee.backend}: {least} ({why_least(evidence, knee)})"
 
 
 def table(found: list[Point]) -> list[str]:

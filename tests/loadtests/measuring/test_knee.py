@@ -2,6 +2,7 @@ import math
 
 import pytest
 
+from loadtests.evidence import Knee
 from loadtests.measuring.knee import MOST_TRIES, WITHIN, Search, after, knee
 
 
@@ -71,3 +72,29 @@ def test_what_held_before_the_search_ended_is_the_median_round_of_which_one_may_
         search.give_up("it was late")
     assert knee("fused", searches).at_least_per_s == 100
     assert knee("fused", searches[:2]).at_least_per_s is None
+
+
+def test_the_note_is_that_of_the_round_whose_rate_is_the_bound() -> None:
+    searches = [Search(rate) for rate in (60.0, 100.0, 200.0)]
+    for search in searches:
+        search.tell(True)
+        search.give_up("it was late")
+    assert (knee("fused", searches).at_least_per_s, knee("fused", searches).note) == (
+        100,
+        "at 150 a second it was late",
+    )
+
+
+def test_a_bound_whose_own_round_came_to_its_end_names_the_round_of_the_note_as_another() -> None:
+    ended = search_to(110.0, Search(100.0))
+    late = [Search(60.0), Search(200.0)]
+    for search in late:
+        search.tell(True)
+        search.give_up("it was late")
+    found = knee("fused", [late[0], ended, late[1]])
+    assert (found.rate_per_s, found.at_least_per_s) == (None, ended.held_per_s)
+    assert found.note == "in another round, at 90 a second it was late"
+
+
+def test_there_is_no_knee_of_no_round() -> None:
+    assert knee("fused", []) == Knee("fused", None, None, [], "no round was measured")

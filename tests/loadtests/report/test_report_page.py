@@ -258,3 +258,5 @@ def test_what_is_held_at_least_is_a_figure_only_where_a_run_counts() -> None:
     ended = Knee("eager", None, None, [], "it was late", 70.0)
     assert held(ended, has_figure=True) == ("at least 70.0", "it was late")
     assert held(ended, has_figure=False) == ("-", "it was late")
+    one = replace(ended, rounds_per_s=[1008.0])
+    assert held(one, has_figure=True) == ("at least 70.0", "1008 where the search came to its end", "it was late")

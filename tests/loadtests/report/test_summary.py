@@ -170,6 +170,13 @@ def test_without_any_knee_it_says_whether_one_was_searched() -> None:
         "With 99 of 100 requests answered within 50 ms, eager holds at least 70.0 requests a second (the search could "
         "not go on: eager was late); no such rate was found for fused (fused was late)."
     )
+    of_search = replace(evidence.runs[-2], backend="eager", rate_per_s=70.0, is_search=True, invalid="it was late")
+    assert "; 70.0 held although the generator was at its limit); no" in capacity(
+        replace(evidence, knees=late, runs=[*evidence.runs, of_search])
+    )
+    assert "although" not in capacity(
+        replace(evidence, knees=late, runs=[*evidence.runs, of_search, replace(of_search, invalid=None)])
+    )
     assert capacity(replace(evidence, knees=[])) == (
         "No rate with 99 of 100 requests answered within 50 ms was searched for eager and fused."
     )

@@ -35,15 +35,17 @@ def test_what_was_not_answered_is_told_beside_the_latency_of_what_was() -> None:
 
 def test_a_search_tells_what_it_found_or_why_it_ended() -> None:
     found = Knee("fused", 100.0, 104.0, [99.0, 101.0], None)
+    evidence = made_evidence.compared()
     assert (
-        held(found, 50.0, has_figure=True) == "fused: p99 within 50 ms up to 100 requests a second (rounds 99.0 to 101)"
+        held(evidence, found, has_figure=True)
+        == "fused: p99 within 50 ms up to 100 requests a second (rounds 99.0 to 101)"
     )
     ended = Knee("fused", None, None, [], "it was late", 2113.0)
     told = "fused: holds at least 2113 a second (the search could not go on: it was late)"
-    assert held(ended, 50.0, has_figure=True) == told
+    assert held(evidence, ended, has_figure=True) == told
     none = replace(ended, at_least_per_s=None)
     for knee in (none, ended, replace(found, note="it was late")):
-        assert held(knee, 50.0, has_figure=False) == "fused: no rate was found: it was late"
+        assert held(evidence, knee, has_figure=False) == "fused: no rate was found: it was late"
 
 
 def test_what_the_search_tried_is_told_from_what_was_measured_at_the_same_rate() -> None:
