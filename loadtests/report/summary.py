@@ -80,6 +80,7 @@ def worth(evidence: Evidence) -> str:
         return "Whether fusing pays was not measured: it takes fused and another backend."
     clauses, without = [], []
     by_users: OfferedLoad | None = None
+    noted = {knee.backend for knee in evidence.knees}
     for other in evidence.backends:
         if other == "fused":
             continue
@@ -93,6 +94,7 @@ def worth(evidence: Evidence) -> str:
             ratio, by_users = found
             basis = f"the replies a second to {by_users}"
         figures = f"{ratio.value:.2f} times {basis} ({ratio.spread})"
+        start = len(clauses)
         if ratio.rounds < FEWEST_ROUNDS:
             clauses.append(
                 f"whether fusing pays against {other} cannot be said from {_rounds(ratio.rounds)}{_of_made(evidence)}, "
@@ -104,6 +106,12 @@ def worth(evidence: Evidence) -> str:
             clauses.append(f"fusing pays against {other}, with {figures}")
         else:
             clauses.append(f"fusing does not pay against {other}, with {figures}")
+        unknown = [name for name in ("fused", other) if name in noted and name not in knees_of(evidence)]
+        if unknown and ratio.rounds >= FEWEST_ROUNDS:
+            clauses[start] = (
+                f"whether fusing pays against {other} is undecided, since no knee was found for {_listed(unknown)}; "
+                f"of the closed loop only: {clauses[start]}"
+            )
     if without:
         clauses.append(
             f"whether fusing pays against {_listed(without)} cannot be said, for want of runs that count on both sides"

@@ -210,6 +210,11 @@ def test_pictures_of_one_load_say_whether_it_is_the_same_for_all() -> None:
     assert "at the highest load that all hold" in chart_of(made_evidence.compared(), "distribution").caption
     own = chart_of(made_evidence.searched(), "distribution")
     assert "each backend at the highest load that it holds" in own.caption
+    evidence = made_evidence.searched()
+    evidence.knees[0] = replace(evidence.knees[0], rate_per_s=None, above_per_s=None, note="late", at_least_per_s=200.0)
+    unsure = chart_of(evidence, "distribution").caption
+    assert "which is no limit where no knee was found: eager." in unsure
+    assert "that it holds" not in unsure
     assert legend_of(drawn(own))[:3] == ["eager, 395 requests/s", "compiled, 791 requests/s", "fused, 850 requests/s"]
 
 
