@@ -55,8 +55,15 @@ def likely_cause(
             f"{what}: this host is busy with something else, {share:.0%} of its {cores} cores were used by neither "
             f"server nor generator; measure when it is quiet, or {elsewhere}"
         )
+    if url is not None and not others:
+        return (
+            f"{what}: the server or other programs probably share its cores, and only with --server-pid is it known which; "
+            f"measure when this host is quiet, start a server of several --threads with fewer, or {elsewhere}"
+        )
     if url is not None:
-        return f"{what}: the server probably shares its cores; start it with fewer --threads, or {elsewhere}"
+        return (
+            f"{what}: the server probably shares its cores; start one of several --threads with fewer, or {elsewhere}"
+        )
     if server_cpus is not None:
         return f"{what}, on cores without the server: give the load more cores or fewer --processes, or {elsewhere}"
     if cores == 1:

@@ -54,11 +54,12 @@ def test_a_generator_that_was_late_without_using_its_core_has_a_likely_cause(
         (None, None, 0, None, 2, f"give it cores of its own (--server-cpus), or {ELSEWHERE}"),
         (frozenset({0}), None, 0, 0.1, 2, f"give the load more cores or fewer --processes, or {ELSEWHERE}"),
         (None, None, 0, 0.1, 1, f"the server shares its only core; {ELSEWHERE}"),
-        (None, "http://127.0.0.1:8000", 0, None, 2, f"start it with fewer --threads, or {ELSEWHERE}"),
+        (None, "http://127.0.0.1:8000", 0, 0.1, 2, f"cores; start one of several --threads with fewer, or {ELSEWHERE}"),
+        (None, "http://127.0.0.1:8000", 0, None, 2, f"start a server of several --threads with fewer, or {ELSEWHERE}"),
         (None, "http://127.0.0.1:8000", 2, None, 2, "or make the load with more workers on other hosts"),
         (None, None, 0, 1.4, 2, f"70% of its 2 cores were used by neither server nor generator; {ELSEWHERE}"),
     ],
-    ids=["all cores", "not watched", "cores of its own", "one core", "url", "workers", "busy"],
+    ids=["all cores", "not watched", "cores of its own", "one core", "url", "url, not watched", "workers", "busy"],
 )
 def test_the_advice_looks_at_what_was_given_and_at_who_used_the_host(
     server_cpus: frozenset[int] | None,
@@ -74,6 +75,15 @@ def test_the_advice_looks_at_what_was_given_and_at_who_used_the_host(
     cause = str(likely_cause([run], server_cpus, url, remote, cores)).replace("measure when it is quiet, or ", "")
     assert cause.endswith(advice)
     assert ("(--server-cpus)" in cause) is ("(--server-cpus)" in advice)
+
+
+def test_what_used_a_host_is_not_guessed_where_the_server_was_not_told_from_others() -> None:
+    run = replace(made_evidence.compared().runs[0], generator_cpu=0.1, late_p99_ms=20.0, invalid="late", other_cpu=None)
+    cause = str(likely_cause([run], None, "http://127.0.0.1:8000", 0, 2))
+    assert (
+        "the server or other programs probably share its cores, and only with --server-pid is it known which" in cause
+    )
+    assert "measure when this host is quiet" in cause
 
 
 def test_a_busy_host_is_told_before_it_is_loaded() -> None:
