@@ -146,6 +146,9 @@ class Backends:
         if self.canary != before:
             told = ", ".join(f"{name} {weight:g}" for name, weight in self.canary.items())
             log.warning("canaries are %s", told or "none", extra={"canary": self.canary})
+        default = self.default()
+        if default in self.canary:
+            log.warning("canary %s is the default too, which takes the rest: make another backend the default", default)
 
     def require_canaries(self, weights: Mapping[str, float], returning: Collection[str | None]) -> None:
         """Refuse shares of backends that cannot serve; `returning` are those that are put back with them.

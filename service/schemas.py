@@ -194,7 +194,9 @@ class BackendBody(Body):
 
     default: str | None = Field(None, description="eager, compiled, fused or auto; puts back what was taken out")
     canary: dict[str, Annotated[float, Field(ge=0, le=1)]] | None = Field(
-        None, max_length=16, description="share of the requests that name no backend, by the backend that takes it"
+        None,
+        max_length=16,
+        description="share of the requests that name no backend, by the backend that takes it; it replaces all shares",
     )
     put_back: list[str] | None = Field(
         None, max_length=16, description="backends that were taken out and serve again, without being made the default"

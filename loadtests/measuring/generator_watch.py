@@ -57,8 +57,8 @@ def likely_cause(
         )
     if url is not None and not others:
         return (
-            f"{what}: the server or other programs probably share its cores, and only with --server-pid is it known which; "
-            f"measure when this host is quiet, start a server of several --threads with fewer, or {elsewhere}"
+            f"{what}: the server or other programs probably share its cores, and only with --server-pid is it known "
+            f"which; measure when this host is quiet, start a server of several --threads with fewer, or {elsewhere}"
         )
     if url is not None:
         return (

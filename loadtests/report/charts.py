@@ -250,7 +250,8 @@ def _distribution(evidence: Evidence) -> Chart | None:
         + ", ".join(f"{100 * part:g}% within {number(_within(curve, part))} ms" for part in (0.5, 0.99))
         for name, curve in curves.items()
     )
-    caption = f"All rounds together, {_where(evidence, chosen)}. Each step to the right leaves a tenth as many requests above."
+    where = _where(evidence, chosen)
+    caption = f"All rounds together, {where}. Each step to the right leaves a tenth as many requests above."
     return Chart("distribution", "Distribution of latency", caption, f"{alt}.", 3.9, draw)
 
 
@@ -333,7 +334,8 @@ def _batch_distribution(evidence: Evidence) -> Chart | None:
         for name, point in chosen.items()
         if (spread := point.spread(mean_batch_rows))
     ]
-    caption = f"All rounds together, {_where(evidence, chosen)}. A curve further right has larger batches; they form by themselves."
+    where = _where(evidence, chosen)
+    caption = f"All rounds together, {where}. A curve further right has larger batches; they form by themselves."
     alt = f"Steps of the share of requests by rows computed at once. {'; '.join(told)}."
     return Chart("batch-sizes", "Batch sizes", caption, alt, 3.5, draw)
 
@@ -383,8 +385,8 @@ def _where(evidence: Evidence, chosen: Mapping[str, Point]) -> str:
     without = [name for name in chosen if name not in knees_of(evidence)]
     if without:
         return (
-            "each backend at the highest load that was measured in most rounds and kept the objective, which is no limit "
-            f"where no knee was found: {', '.join(without)}"
+            "each backend at the highest load that was measured in most rounds and kept the objective, which is no "
+            f"limit where no knee was found: {', '.join(without)}"
         )
     return "each backend at the highest load that it holds"
 

@@ -78,7 +78,8 @@ def worth(evidence: Evidence) -> str:
     """Say whether fusing pays against each other backend."""
     if "fused" not in evidence.backends or len(evidence.backends) < 2:
         return "Whether fusing pays was not measured: it takes fused and another backend."
-    clauses, without = [], []
+    clauses: list[str] = []
+    without: list[str] = []
     by_users: OfferedLoad | None = None
     noted = {knee.backend for knee in evidence.knees}
     for other in evidence.backends:

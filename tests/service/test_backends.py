@@ -146,6 +146,18 @@ def test_one_that_is_put_back_is_no_default_for_it_and_each_change_is_logged(cap
     ]
 
 
+def test_a_share_of_the_default_itself_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    backends = reported({})
+    backends.set_default("eager")
+    backends.set_canary({"fused": 0.25})
+    caplog.clear()
+    backends.set_canary({"eager": 0.5})
+    assert [record.getMessage() for record in caplog.records] == [
+        "canaries are eager 0.5",
+        "canary eager is the default too, which takes the rest: make another backend the default",
+    ]
+
+
 def test_a_canary_takes_its_share_unless_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
     backends = reported({})
 
