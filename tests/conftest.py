@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,10 @@ if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
 
 for name in ("ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # what `make test` hands on to a make that a test calls
     os.environ.pop(name, None)
+
+for number in (signal.SIGINT, signal.SIGHUP):  # which a shell's `&`, and `nohup`, have what they start ignore
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 settings.register_profile("suite", deadline=None)  # a busy host is no fault
 settings.load_profile("suite")
